@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from hypothesis import settings
 from tests.prerequisites import unavailable
 from tests.rows import write_rows
 from tests.running import Running
+from typer import main, testing
 from xdist.scheduler import LoadScopeScheduling
 
 TOKEN = "a-token-for-the-tests-only-and-long"
@@ -45,8 +47,10 @@ gc.disable()
 _GROUPS = {
     "docker": ("tests/deploy/test_containers", "tests/deploy/test_hosts", "tests/deploy/test_postgres"),
     "namespaces": ("tests/deploy/test_k8s_network", "tests/cluster/test_preflight"),
+    "loops in C": ("tests/kit/parameter_server/",),
+    "PostgreSQL": ("tests/master/test_store", "tests/master/test_database"),
 }
-"""Files that share what a machine has once, such as names of containers and addresses."""
+"""Files that share what a machine has once, such as names of containers and addresses, or a costly session fixture."""
 _CLUSTERS = {"cluster", "start_cluster"}
 _LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
 """The first have no limits of time: beside them, `.ci/run` builds the images."""
@@ -63,6 +67,14 @@ class ByGroup(LoadScopeScheduling):
 def anyio_backend() -> str:
     """The event loop of async tests is the one of the programs."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_command_line() -> Iterator[None]:
+    """Builds the tree of all commands once, instead of for each command that a test runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", cache(main.get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

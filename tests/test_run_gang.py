@@ -16,6 +16,7 @@ def test_a_folder_serves_one_gang(tmp_path: Path) -> None:
         run_gang("rnn-lm", {}, ROLES, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_worker_is_raised(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"nowhere\.txt does not exist on this node"):
         run_gang("rnn-lm", {"text": {"train": str(tmp_path / "nowhere.txt")}}, ROLES, tmp_path)

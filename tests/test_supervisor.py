@@ -121,7 +121,9 @@ def test_another_thread_that_takes_the_signal_of_an_exit_delays_nothing_for_long
             await_up("quick", folder=tmp_path)
             child = child_of_this_test()
             child.terminate()
+            deadline = time.monotonic() + 10
             while child.status() != psutil.STATUS_ZOMBIE:  # From now on no signal comes.
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
             while not (ended := supervisor.wait()):
                 pass

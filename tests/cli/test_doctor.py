@@ -27,23 +27,15 @@ from rolecall.cli.app import app
 from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 
-from .command import run_at
+from .command import run, run_at
 
 URL = {"ROLECALL_TOKEN": TOKEN}
 
 
 def doctor(environment: dict[str, str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the findings of the command."""
-    done = subprocess.run(
-        [*ROLECALL, "doctor", "--json", *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    done = run("doctor", "--json", *arguments, **environment)
+    return done.code, json.loads(done.out)
 
 
 def errors(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:

@@ -103,10 +103,9 @@ async def goes_on(node: Node, client: Client, job: str) -> AsyncIterator[None]:
     node.client, node.desired = client, None
 
     async def beat() -> None:
-        while True:
+        while True:  # A long poll: the master holds each heartbeat back.
             (worker,) = await node.beat(0.5)
             assert worker.stop is None
-            await asyncio.sleep(0.2)
 
     beating = asyncio.create_task(beat())
     yield
@@ -184,13 +183,14 @@ def test_a_standby_needs_postgresql(tmp_path: Path, url: str | None) -> None:
 
 @pytest.mark.slow
 async def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database_url: str) -> None:
-    first, second = SessionLock(database_url, "first", 1.0), SessionLock(database_url, "second")
+    lease_s, loop = 1.0, asyncio.get_running_loop()
+    first, second = SessionLock(database_url, "first", lease_s), SessionLock(database_url, "second")
     try:
         assert await first.take()
         assert not await second.take()
         assert (await second.holder()).startswith("first (connected to the database since ")
-        for _ in range(5):  # beyond the lease, as a standby does that has to wait for the folder
-            await asyncio.sleep(0.3)
+        beyond = loop.time() + 1.5 * lease_s  # as a standby does that has to wait for the folder
+        while loop.time() < beyond:
             assert await first.take()
         assert not await second.take()
         async with asyncio.timeout(20):

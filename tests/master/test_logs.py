@@ -162,8 +162,9 @@ async def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
 
         async with httpx.AsyncClient(base_url=client.http.base_url, timeout=60, limits=httpx.Limits()) as http:
             followers = [asyncio.create_task(_first_of(http, job)) for job in silent * 20]
-            while len(client.master.news) < len(silent) or _waiting(client) < 100:
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(20):
+                while len(client.master.news) < len(silent) or _waiting(client) < 100:
+                    await asyncio.sleep(0.05)
             streamed = asyncio.create_task(followed(client, loud, until="[trainer-0] line 49"))
             event.listen(engine, "before_cursor_execute", note)
             size = 0

@@ -125,7 +125,9 @@ class ScriptedMaster:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
+            deadline = time.monotonic() + 10
             while not server.started:
+                assert time.monotonic() < deadline, "the scripted master did not start"
                 time.sleep(0.01)
             yield
         finally:

@@ -15,7 +15,6 @@ from rolecall.kit.parameter_server import ShardSpec
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.build import sharded_vocabulary
-from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.export import shape_of
 from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
@@ -48,9 +47,9 @@ def first_model(params: Params, tokenizer: Tokenizer) -> LanguageModel:
     model.to(weight_dtype(params.precision))
     with torch.no_grad():
         whole = ShardSpec(0, 1, vocabulary)
-        model.embedding.load_state_dict(sharded_vocabulary(params, vocabulary, 1)[0].make(whole).state_dict())
-        model.decoder.weight.copy_(DecoderShard(params, whole).weight)
-        model.decoder.bias.zero_()
+        embedding, decoder = (module.make(whole) for module in sharded_vocabulary(params, vocabulary, 1))
+        model.embedding.load_state_dict(embedding.state_dict())
+        model.decoder.load_state_dict(decoder.state_dict())
     return model
 
 

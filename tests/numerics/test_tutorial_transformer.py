@@ -16,7 +16,7 @@ from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.testing import run_gang
 from rolecall.workloads.transformer_pipeline.params import Params, Split
-from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
+from rolecall.workloads.transformer_pipeline.remote import Pipeline
 
 TUTORIALS = Path(__file__).parents[2] / "examples" / "tutorials"
 VOCABULARY = 10_000

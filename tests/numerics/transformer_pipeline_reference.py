@@ -20,16 +20,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.pipelining import pipeline
 
+from rolecall.kit import stages
 from rolecall.kit.builders import build as build_custom
 from rolecall.kit.data_order import DataOrder
 from rolecall.kit.grid import Grid, make_grid
 from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
-from rolecall.workloads.transformer_pipeline import build
-from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape
+from rolecall.workloads.transformer_pipeline.build import SplitDecoder, build_decoder, custom_layers, decoder_shape
 from rolecall.workloads.transformer_pipeline.params import Params, Split
-from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
-from rolecall.workloads.transformer_pipeline.split import SplitDecoder
+from rolecall.workloads.transformer_pipeline.remote import Pipeline
 
 CPU = torch.device("cpu")
 VOCABULARY = 29
@@ -177,7 +176,7 @@ def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
     (folder / "gang").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    build.pipeline = _traced_once
+    stages.pipeline = _traced_once
     for given in cases:
         params = Params.model_validate(given)
         if params.split == "tracer":

@@ -1,17 +1,24 @@
 """Update protocols compared with one local optimizer."""
 
 import warnings
+from functools import partial
+from typing import Literal
 
 import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from rolecall.kit.optimizers import OptimizerChoice
 from rolecall.kit.parameter_server import (
+    DecoderShard,
+    OverlappedUpdates,
+    RemoteDecoder,
     ServerOptimizers,
     ShardedEmbedding,
+    ShardedModule,
     Shards,
     TutorialProtocol,
     Uniform,
@@ -72,6 +79,39 @@ def test_server_optimizers_equal_one_optimizer(max_norm: float | None) -> None:
     for number in range(STEPS):
         step(shards, local, protocol, number)
         reference.step(max_norm)
+    torch.testing.assert_close(torch.cat(list(shards.blocks("table", "weight"))), reference.table.detach())
+    torch.testing.assert_close(local.state_dict(), reference.local.state_dict())
+
+
+@pytest.mark.usefixtures("gang", "context")
+@pytest.mark.parametrize("loss_at", ["server", "trainer"])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_overlapped_updates_equal_one_optimizer(max_norm: float | None, loss_at: Literal["server", "trainer"]) -> None:
+    make_decoder = partial(DecoderShard, width=2, initializer=Uniform(1, 1.0), precision="float32")
+    table = sharded_embedding("table", 4, dim=3, initializer=Uniform(0, 1.0), optimizer=CHOICE, servers=[0])
+    shards, local = make_shards([table, ShardedModule("decoder", 5, make_decoder, CHOICE, [0])], 1), linear()
+    reference, classes, targets = Reference(shards), nn.Linear(2, 5), torch.tensor([4, 0, 0, 3])
+    classes.load_state_dict({name: torch.cat(list(shards.blocks("decoder", name))) for name in ("weight", "bias")})
+    early, late = (Shards(shards.of(name)) for name in ("decoder", "table"))
+    updates = OverlappedUpdates(early, late, 0, CHOICE.build(local.parameters()), max_norm=max_norm)
+    decoder = RemoteDecoder(early.of("decoder"), torch.device("cpu"), loss_at, 0, updates.send)
+    embedding = ShardedEmbedding(late.of("table"))
+    weights = [reference.table, *reference.local.parameters(), *classes.parameters()]
+    for number in range(STEPS):
+        updates.begin(number, 1.0)
+        losses = decoder.losses(local(embedding(IDS)), targets)
+        losses.sum().backward()
+        torch.futures.wait_all(updates.finish())
+        optimizer = SGD(weights, lr=0.5)
+        optimizer.zero_grad()
+        expected = F.cross_entropy(classes(reference.local(reference.table[IDS])), targets, reduction="none")
+        torch.testing.assert_close(losses, expected)
+        expected.sum().backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(weights, max_norm)
+        optimizer.step()
+    for name, weight in classes.named_parameters():
+        torch.testing.assert_close(torch.cat(list(shards.blocks("decoder", name))), weight.detach())
     torch.testing.assert_close(torch.cat(list(shards.blocks("table", "weight"))), reference.table.detach())
     torch.testing.assert_close(local.state_dict(), reference.local.state_dict())
 

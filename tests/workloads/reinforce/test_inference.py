@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rolecall.workloads.reinforce import inference
-from rolecall.workloads.reinforce.inference import Inference, act
+from rolecall.workloads.reinforce import remote
 from rolecall.workloads.reinforce.model import Policy
+from rolecall.workloads.reinforce.remote import Inference, act
 
 DESCRIPTION = {
     "observation": {"shape": [4]},
@@ -34,7 +34,7 @@ class Counting(Policy):
 
 @pytest.fixture(autouse=True)
 def no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_requests", queue.SimpleQueue())
+    monkeypatch.setattr(remote, "_requests", queue.SimpleQueue())
 
 
 def made(policy: Policy, batch_size: Callable[[], int], deadline_s: float) -> Inference:

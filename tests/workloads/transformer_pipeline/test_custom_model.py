@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from rolecall.kit.structure import child_blocks
 from rolecall.spec.errors import InputError
-from rolecall.workloads.transformer_pipeline.custom_model import SplitCustomModel, blocks_of
+from rolecall.workloads.transformer_pipeline.build import SplitCustomModel
 from rolecall.workloads.transformer_pipeline.params import Params
 
 TUTORIALS = Path(__file__).parents[3] / "examples" / "tutorials"
@@ -109,9 +110,9 @@ def test_a_hook_of_a_part_is_not_one_of_the_other_parts() -> None:
 def test_the_tutorials_transformer_is_cut_by_deleting_parts(causal: bool) -> None:
     cut = transformer(2, causal, cuts=["layers.2"])
     first, second = cut.part(0), cut.part(1)
-    assert blocks_of(first) == ("tok_embeddings", "layers.0", "layers.1")
+    assert child_blocks(first) == ("tok_embeddings", "layers.0", "layers.1")
     assert (first.norm, first.output, second.tok_embeddings) == (None, None, None)
-    assert blocks_of(second) == ("layers.2", "layers.3", "norm", "output")
+    assert child_blocks(second) == ("layers.2", "layers.3", "norm", "output")
     assert cut.widths() == [8, VOCABULARY]
     assert torch.equal(second(first(tokens())), transformer(3, causal).whole()(tokens()))
 
@@ -128,7 +129,7 @@ def test_the_tutorials_attention_is_over_samples_and_the_causal_one_over_earlier
 
 def test_without_cuts_no_stage_has_more_multiplications_than_it_must() -> None:
     cut = split("their_chains:chain", 3)
-    assert [list(blocks_of(cut.part(stage))) for stage in range(3)] == [
+    assert [list(child_blocks(cut.part(stage))) for stage in range(3)] == [
         ["embedding", "layers.0"],
         ["layers.1", "narrow"],
         ["output"],

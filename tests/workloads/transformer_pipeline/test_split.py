@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.distributed.pipelining import SplitPoint
 
+from rolecall.workloads.transformer_pipeline.build import SplitDecoder
 from rolecall.workloads.transformer_pipeline.params import Params, block_names
-from rolecall.workloads.transformer_pipeline.split import SplitDecoder
 
 CPU = torch.device("cpu")
 

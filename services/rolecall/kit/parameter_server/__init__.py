@@ -2,8 +2,8 @@
 
 `initialization`: rows and initial values of each shard. `shard`: the servers' side; `serve` is their `run`. `rows`:
 gradients of rows on the servers, and optimizer steps on these rows. `remote`: the trainers' side. `lookup`: the
-distinct rows of a look-up, and their gradients. `bags`: embedding bags, pooled on the servers. `protocols`: application
-of gradients. `loop`: the trainers' loop.
+distinct rows of a look-up, and their gradients. `bags`: embedding bags, pooled on the servers. `decoder`: a linear
+layer over many classes, with its loss. `protocols`: application of gradients. `loop`: the trainers' loop.
 """
 
 from rolecall.kit.parameter_server.bags import (
@@ -13,6 +13,7 @@ from rolecall.kit.parameter_server.bags import (
     bag_sizes,
     require_bags,
 )
+from rolecall.kit.parameter_server.decoder import DecoderShard, RemoteDecoder, Send, logit_columns, token_losses
 from rolecall.kit.parameter_server.initialization import (
     EmbeddingShard,
     Normal,
@@ -24,6 +25,7 @@ from rolecall.kit.parameter_server.initialization import (
 from rolecall.kit.parameter_server.lookup import DistinctRows, RequestedRows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import (
+    OverlappedUpdates,
     ProtocolsInTurn,
     ServerOptimizers,
     TutorialProtocol,
@@ -41,13 +43,17 @@ from rolecall.kit.parameter_server.remote import (
 from rolecall.kit.parameter_server.shard import Shard, ShardedModule, serve, sharded_embedding
 
 __all__ = [
+    "DecoderShard",
     "DistinctRows",
     "EmbeddingBagShard",
     "EmbeddingShard",
     "Normal",
+    "OverlappedUpdates",
     "ProtocolsInTurn",
+    "RemoteDecoder",
     "RemoteEmbeddingBag",
     "RequestedRows",
+    "Send",
     "ServerOptimizers",
     "Shard",
     "ShardReference",
@@ -63,6 +69,7 @@ __all__ = [
     "bag_sizes",
     "fill_standard_normal",
     "initial_rows",
+    "logit_columns",
     "look_up",
     "make_local",
     "make_shards",
@@ -71,4 +78,5 @@ __all__ = [
     "serve",
     "sharded_embedding",
     "share_shards",
+    "token_losses",
 ]

@@ -5,7 +5,7 @@ categorical and numeric columns with a label: yes or no, one of several classes,
 
 `params`: the parameters. `check`: checks before the gang starts. `build`: batches, the table on the servers and the
 dense layers in the trainers. `remote`: the model over both, and the updates. `model`: the model, shared with exports.
-`objective`: losses and metrics. `training`: the loop. `export`: the exported archive. This file, `params` and `check`
+`training`: the loop, losses and metrics. `export`: the exported archive. This file, `params` and `check`
 never import torch.
 """
 

@@ -1,21 +1,31 @@
 """The training loop of one trainer; all trainers run it in lockstep."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 
 from rolecall.kit.loop import EvalSplit
+from rolecall.kit.metrics import binary_metrics, class_metrics, regression_metrics
 from rolecall.kit.parameter_server import ShardedTrainingLoop, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.embedding_ddp import objective
 from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.params import Loss, Params
 from rolecall.workloads.embedding_ddp.remote import HybridModel, PooledEmbedding, Table, make_embedding, make_protocol
+
+_LOSSES: dict[Loss, Callable[..., torch.Tensor]] = {
+    "binary-cross-entropy": F.binary_cross_entropy_with_logits,
+    "cross-entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "huber": F.huber_loss,
+}
+_INCREASING = ("auc", "accuracy")
 
 
 class Training(ShardedTrainingLoop[Batch, Params]):
@@ -64,7 +74,13 @@ class Training(ShardedTrainingLoop[Batch, Params]):
 
     def losses(self, batch: Batch) -> torch.Tensor:
         """The loss [b] of each of this trainer's rows."""
-        return objective.losses(self.params, self._outputs(batch), batch.labels)
+        outputs = self._outputs(batch)
+        target = batch.labels.to(outputs.device) if self.params.target == "classes" else batch.labels.to(outputs)
+        return self._loss(outputs, target, reduction="none")
+
+    @property
+    def _loss(self) -> Callable[..., torch.Tensor]:
+        return _LOSSES[self.params.loss_name]
 
     def _outputs(self, batch: Batch) -> torch.Tensor:
         return self._model(batch.ids, batch.offsets, batch.numeric)
@@ -76,13 +92,20 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         with torch.no_grad():
             batches = self._dataset.eval_batches(split, self.rank, self.world)
             scored = ((self._outputs(batch), batch.labels) for batch in batches)
-            metrics = objective.metrics(self.params, split, scored, self.context.device)
+            match self.params.target:
+                case "binary":
+                    metrics = binary_metrics(split, scored, self.context.device)
+                case "classes":
+                    metrics = class_metrics(split, scored, self.context.device)
+                case "number":
+                    metrics = regression_metrics(split, scored, self._loss, self.context.device)
         self._model.fc.train()
         return metrics
 
     def objective(self, metrics: dict[str, float]) -> float:
-        """The validation metric of early stopping."""
-        return objective.score(self.params, metrics)
+        """The validation metric of early stopping, negated if it must decrease."""
+        value = metrics[f"validation_{self.params.stopping_metric}"]
+        return value if self.params.stopping_metric in _INCREASING else -value
 
     def export(self) -> None:
         path: Path | None = None

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
-from rolecall.workloads.reinforce.flat import as_one_vector
+from rolecall.kit.flat import as_one_vector
 from rolecall.workloads.reinforce.model import ActorCritic, CategoricalHead, GaussianHead, Policy
 
 _ROWS = 2048

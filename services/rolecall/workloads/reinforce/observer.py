@@ -11,7 +11,7 @@ from rolecall.kit.worker import WorkerContext, call, measurements, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.metric import ENV_STEPS
 from rolecall.spec.role import Role
-from rolecall.workloads.reinforce import inference, remote
+from rolecall.workloads.reinforce import remote
 from rolecall.workloads.reinforce.backward import outputs_of
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
 from rolecall.workloads.reinforce.model import Policy
@@ -134,7 +134,7 @@ class _Observer:
     def _request_actions(self, observations: Tensor) -> Tensor:
         try:
             with self._timeline.span("act", "wait"):
-                return call(AGENT, inference.act, self._rank, observations).wait()
+                return call(AGENT, remote.act, self._rank, observations).wait()
         except RuntimeError:
             check_shutdown()  # The agent may have left with the request pending.
             raise

@@ -1,25 +1,32 @@
-"""RPC between the agent and the observers: the agent's requests, and the pool that sends them.
+"""RPC between the agent and the observers: the agent's requests, the pool that sends them, and requests for actions.
 
-The pool gathers replies and drops lost observers. `inference` has the observers' requests for actions, and `tutorial`
-the calls of the tutorial's protocol.
+The pool gathers replies and drops lost observers. The agent can sample the observers' actions in batches. A batch is
+processed when it is full or the deadline of its first request has passed, so that a slow observer does not block the
+others. `tutorial` has the calls of the tutorial's protocol.
 """
 
 import math
 import queue
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
 
-from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
-from rolecall.kit.worker import Mailbox, call, worker_name
+from rolecall.kit.environments.rollouts import AgentOutputBuffer, AgentOutputs, EnvOutputs
+from rolecall.kit.worker import Mailbox, call, measurements, worker_name
+from rolecall.spec import metric
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
+from rolecall.workloads.reinforce.model import Policy
 
 Weights = dict[str, Tensor]
 _POLL_INTERVAL_S = 0.25
@@ -200,3 +207,106 @@ def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
     bounds = [index * size + min(index, longer) for index in range(len(ranks) + 1)]
     shares = {rank: tuple(seeds[bounds[i] : bounds[i + 1]]) for i, rank in enumerate(ranks)}
     return {rank: share for rank, share in shares.items() if share}
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRequest:
+    """One observer's request for actions."""
+
+    observer: int
+    observations: Tensor
+    """[n, ...], raw."""
+    reply: Future[Tensor]
+    """Environment actions [n, ...]."""
+    arrived: float
+    """By `time.perf_counter`."""
+
+
+# RPC handlers can reach the agent only by a module-level name.
+_requests: queue.SimpleQueue[ActionRequest | None] = queue.SimpleQueue()
+
+
+@rpc.functions.async_execution
+def act(observer: int, observations: Tensor) -> Future[Tensor]:
+    """Called by observers: the environment actions for these observations."""
+    reply: Future[Tensor] = Future()
+    _requests.put(ActionRequest(observer, observations, reply, time.perf_counter()))
+    return reply
+
+
+class Inference:
+    """Samples actions with a copy of the policy, so that the agent can train concurrently; records its outputs."""
+
+    def __init__(self, policy: Policy, device: torch.device, batch_size: Callable[[], int], deadline_s: float) -> None:
+        """`batch_size` returns the number of requests that make a full batch."""
+        self._policy = policy
+        self._device = device
+        self._batch_size = batch_size
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._buffers: dict[int, AgentOutputBuffer] = {}
+        self._serving: futures.Future[None] | None = None
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve requests in a thread while the body runs."""
+        with ThreadPoolExecutor(1, "inference") as executor:
+            self._serving = executor.submit(self._serve)
+            try:
+                yield
+            finally:
+                _requests.put(None)
+
+    def check(self) -> None:
+        """Raise the error that ended the thread, if any."""
+        if self._serving is not None and self._serving.done():
+            self._serving.result()
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        with self._lock:
+            self._policy.load_state_dict(weights)
+
+    def start_trajectory(self, observer: int) -> None:
+        self._buffers[observer] = AgentOutputBuffer()
+
+    def agent_outputs(self, observer: int) -> AgentOutputs:
+        """The agent outputs of this observer's current trajectory."""
+        return self._buffers[observer].agent_outputs()
+
+    def _serve(self) -> None:
+        while (first := _requests.get()) is not None:
+            self._reply(self._collect_batch(first))
+
+    def _collect_batch(self, first: ActionRequest) -> list[ActionRequest]:
+        """The first request and those that arrive before its deadline."""
+        deadline = time.monotonic() + self._deadline_s
+        requests = [first]
+        while len(requests) < self._batch_size():
+            try:
+                request = _requests.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if request is None:
+                _requests.put(None)
+                break
+            requests.append(request)
+        return requests
+
+    def _reply(self, requests: list[ActionRequest]) -> None:
+        counts = [len(request.observations) for request in requests]
+        columns = self._sample_actions(torch.cat([request.observations for request in requests]))
+        parts = zip(*(column.split(counts) for column in columns), strict=True)
+        for request, (actions, log_probs, env_actions) in zip(requests, parts, strict=True):
+            self._buffers[request.observer].add(request.observations, actions, log_probs)
+            request.reply.set_result(env_actions)
+        answered = time.perf_counter()
+        measurements.add(metric.INFERENCE_CALLS, len(requests))
+        measurements.add(metric.INFERENCE_BATCHES)
+        measurements.add(metric.INFERENCE_SECONDS, sum(answered - request.arrived for request in requests))
+
+    @torch.no_grad()
+    def _sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with self._lock:
+            actions, log_probs = self._policy.sample_actions(observations.to(self._device))
+            env_actions = self._policy.head.to_env_actions(actions)
+        return actions.cpu(), log_probs.cpu(), env_actions.cpu()

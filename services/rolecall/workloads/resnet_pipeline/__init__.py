@@ -5,10 +5,9 @@ first stage of each replica reads images, stages exchange activations and gradie
 protocol `tutorial`, the driver reads the images and computes the loss.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: the
-model, and its blocks' costs for the cuts. `model_part`: a stage's layers and optimizer. `dataset`: the images. `stage`:
-the stage. `split_backward`: gradients of weights apart from those of inputs. `remote`: tensors between stages.
-`tutorial`: the shards of protocol `tutorial`. `training`: the driver's loops. This file, `params` and `check` never
-import torch.
+model, its blocks' costs for the cuts, a stage's layers and optimizer, and the images. `stage`: the stage. `remote`:
+tensors between stages. `tutorial`: the shards of protocol `tutorial`. `training`: the driver's loops. `export`: the
+exported archive. This file, `params` and `check` never import torch.
 """
 
 from rolecall.kit.declarations import CLASSIFIER, TRAINING

@@ -1,24 +1,38 @@
-"""Builds a job's model, and measures the costs of its blocks: one forward and one backward pass on zeros."""
+"""Builds what a job's parameters describe: the model, each stage's part of it, and the images as model inputs.
+
+Also measures the costs of the model's blocks, for the cuts: one forward and one backward pass on zeros.
+"""
 
 import hashlib
 import json
 import logging
 import math
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import nn
+from torchvision.transforms import v2
 
 from rolecall.edge.logs import about
 from rolecall.kit.builders import Builder, build
 from rolecall.kit.cache import build_once
+from rolecall.kit.checkpoint import flatten_named_optimizer, restore_named_optimizer
+from rolecall.kit.data_order import DataOrder
+from rolecall.kit.images.loader import Batch, TrainBatches, augmentation, eval_batches, open_splits
+from rolecall.kit.metrics import cross_entropies, one_hot_errors
+from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import cut_indices
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.split_backward import WeightPass, split_backward
 from rolecall.kit.structure import require_weights, structure_of
-from rolecall.spec.errors import InputError
-from rolecall.workloads.resnet_pipeline.model import blocks_of, build_resnet
+from rolecall.spec.errors import CheckpointError, InputError
+from rolecall.workloads.resnet_pipeline.model import Blocks, blocks_of, build_resnet, normalized, resize_and_crop
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -29,6 +43,9 @@ _PIXELS = 2**18
 """Large enough for stable measurements, small enough for a few seconds on one core. With fewer, late blocks, which have
 many weights, seem more expensive than they are, and the cuts are wrong."""
 _COSTS = "costs.json"
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+SAMPLE_LOSSES = {"cross-entropy": cross_entropies, "mse": one_hot_errors}
+"""For each `loss`, the function from outputs [b, classes] and labels [b] to the losses [b] of scores."""
 
 
 def whole_model(params: Params, classes: int) -> nn.Module:
@@ -143,3 +160,152 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def mean_loss(params: Params, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean training loss of outputs [b, classes] for labels [b], in the data type of the weights."""
+    outputs = outputs.to(weight_dtype(params.precision))
+    if params.loss == "mse":
+        return one_hot_errors(outputs, labels).mean()
+    return F.cross_entropy(outputs, labels, label_smoothing=params.label_smoothing)
+
+
+class ModelPart:
+    """Consecutive blocks. Inputs and outputs are [b, channels, height, width]; the last part outputs the loss."""
+
+    def __init__(self, params: Params, classes: int, names: Sequence[str], device: torch.device) -> None:
+        self._params, self._device = params, device
+        self._autocast = autocast(params.precision, device)
+        blocks = Blocks(whole_model(params, classes), names)
+        self.blocks = to_device(blocks, params, device)
+        self._optimizer = dense_optimizer(params.optimizer).build(self.blocks.parameters())
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._deferred: list[WeightPass] = []
+        self._weight_passes: dict[int, list[WeightPass]] = {}
+
+    def split_backward(self) -> None:
+        """From now on, `backward` leaves most gradients of weights to `backward_weights`."""
+        split_backward(self.blocks, self._deferred)
+
+    def compute(self, features: torch.Tensor) -> torch.Tensor:
+        """The blocks' outputs, with autograd graph."""
+        features = features.to(self._device).contiguous(memory_format=torch.channels_last)
+        with self._autocast:
+            return self.blocks(features)
+
+    def forward(self, micro_batch: int, features: torch.Tensor, *, needs_input_gradient: bool) -> torch.Tensor:
+        """The outputs for the next stage; saves inputs and outputs for `backward`."""
+        inputs = features.to(self._device).requires_grad_(needs_input_gradient)
+        outputs = self.compute(inputs)
+        self._saved[micro_batch] = inputs, outputs
+        return outputs.detach()
+
+    def forward_loss(self, micro_batch: int, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """At the last stage, the micro-batch's contribution to its replica's mean loss; saves inputs and loss."""
+        self.forward(micro_batch, features, needs_input_gradient=True)
+        inputs, logits = self._saved[micro_batch]
+        loss = mean_loss(self._params, logits, labels.to(self._device)) / self._params.micro_batches
+        self._saved[micro_batch] = inputs, loss
+        return loss.detach()
+
+    def backward(self, micro_batch: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Accumulate the micro-batch's gradients. Returns the gradient for the previous stage, if any.
+
+        After `split_backward`, call `backward_weights` for the rest.
+        """
+        inputs, outputs = self._saved.pop(micro_batch)
+        outputs.backward(None if gradient is None else gradient.to(self._device))
+        self._weight_passes[micro_batch] = self._deferred[:]
+        self._deferred.clear()
+        return inputs.grad
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """Accumulate the micro-batch's gradients of weights that `backward` has left."""
+        for accumulate in self._weight_passes.pop(micro_batch):
+            accumulate()
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Evaluation mode without gradients."""
+        self.blocks.eval()
+        with torch.no_grad():
+            yield
+        self.blocks.train()
+
+    def update(self, rate_factor: float) -> None:
+        """Step the optimizer with the learning rate times `rate_factor`, then clear the gradients."""
+        scale_rates(self._optimizer, rate_factor)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors to average over replicas after a step's backward passes: gradients and running statistics."""
+        yield from (parameter.grad for parameter in self.blocks.parameters() if parameter.grad is not None)
+        yield from (buffer for buffer in self.blocks.buffers() if buffer.is_floating_point())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers on the CPU, by their names in the whole model."""
+        names = self.blocks.model_names
+        return {names[name]: value.cpu().contiguous() for name, value in self.blocks.state_dict().items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer state for checkpoints, by names that don't depend on the cuts."""
+        model = {_MODEL + name: value for name, value in self.weights().items()}
+        return model | flatten_named_optimizer(self._optimizer, self._parameters(), _OPTIMIZER)
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore from the `state` of all parts; raises `CheckpointError` if a tensor is missing."""
+        keys = {name: _MODEL + whole_name for name, whole_name in self.blocks.model_names.items()}
+        if missing := [name for name in keys.values() if name not in tensors]:
+            raise CheckpointError(
+                f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more tensors of this stage"
+            )
+        self.blocks.load_state_dict({name: tensors[key] for name, key in keys.items()})
+        restore_named_optimizer(self._optimizer, self._parameters(), tensors, _OPTIMIZER)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the whole model."""
+        return {self.blocks.model_names[name]: parameter for name, parameter in self.blocks.named_parameters()}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """Classes and split sizes of the images."""
+
+    classes: tuple[str, ...]
+    images: dict[str, int]
+    """The number of images by split."""
+
+
+class Dataset:
+    """One replica's share of the images, normalized: inputs [b, 3, size, size] on `device`, and labels [b]."""
+
+    def __init__(self, params: Params, replica: int, device: torch.device) -> None:
+        """Opens the images; raises `InputError` if they are invalid."""
+        data, self._params, self._device = params.data, params, device
+        self._splits = open_splits(data, params.seed)
+        train = self._splits["train"]
+        self._train = TrainBatches(
+            train,
+            v2.Compose([*augmentation(data), resize_and_crop(data.size)]),
+            DataOrder(len(train), params.batch_size, params.seed),
+            rank=replica,
+            replicas=params.replicas,
+            processes=data.loader_processes,
+        )
+        self.info = DatasetInfo(train.source.classes, {name: len(split) for name, split in self._splits.items()})
+
+    def training_batch(self, epoch: int, step: int) -> Batch:
+        """The replica's share of batch `step` of `epoch`."""
+        return self._as_inputs(self._train.at(epoch, step))
+
+    def evaluation_batches(self, split: str, share: slice, size: int) -> Iterator[Batch]:
+        """The images of `share` of a split in order, in batches of `size`; the last batch may be short."""
+        data = self._params.data
+        batches = eval_batches(self._splits[split], share, resize_and_crop(data.size), size, data.loader_processes)
+        return map(self._as_inputs, batches)
+
+    def _as_inputs(self, batch: Batch) -> Batch:
+        images, labels = batch
+        data, dtype = self._params.data, weight_dtype(self._params.precision)
+        return normalized(images.to(self._device), data.mean, data.std, dtype), labels

@@ -22,10 +22,15 @@ from rolecall.spec.metric import IN_FLIGHT
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.timeline import Category
-from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
-from rolecall.workloads.resnet_pipeline.dataset import Dataset, DatasetInfo
+from rolecall.workloads.resnet_pipeline.build import (
+    SAMPLE_LOSSES,
+    Dataset,
+    DatasetInfo,
+    ModelPart,
+    block_costs,
+    whole_model,
+)
 from rolecall.workloads.resnet_pipeline.model import blocks_of
-from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, inbox
 from rolecall.workloads.resnet_pipeline.tutorial import TutorialShard

@@ -19,9 +19,8 @@ from rolecall.kit.worker import call as rpc_call
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.resnet_pipeline.dataset import Dataset, DatasetInfo
+from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, mean_loss
 from rolecall.workloads.resnet_pipeline.export import write_export
-from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, mean_loss
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.stage import PipelineStage, execute
 from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, TutorialShard

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 
 from rolecall.kit.worker import current
-from rolecall.workloads.resnet_pipeline.model_part import ModelPart
+from rolecall.workloads.resnet_pipeline.build import ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
 
 

@@ -3,10 +3,10 @@
 After the second half of the PyTorch tutorial "Getting Started with Distributed RPC Framework". Embedding and
 decoder grow with the vocabulary and are on the parameter servers; the LSTM is in the trainers.
 
-`params`: the parameters. `check`: checks before the gang starts. `build`: the recurrent part, and the modules on the
-servers. `decoder`: the decoder's shards. `remote`: the trainers' calls of the servers. `updates`: the update of all
-weights. `tutorial`: the same in the tutorial's form. `model`: the model, shared with exports. `training`: the loop.
-`export`: the exported archive. This file, `params` and `check` never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `build`: the recurrent part, the modules on the
+servers, and the updates. `remote`: the trainers' calls of the servers. `tutorial`: the same in the tutorial's form.
+`model`: the model, shared with exports. `training`: the loop. `export`: the exported archive. This file,
+`params` and `check` never import torch.
 """
 
 from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING

@@ -11,6 +11,8 @@ from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.parameter_server import (
+    DecoderShard,
+    OverlappedUpdates,
     ShardedModule,
     Shards,
     TutorialProtocol,
@@ -21,12 +23,10 @@ from rolecall.kit.parameter_server import (
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
-from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.model import Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.remote import ShardedModel
 from rolecall.workloads.rnn_lm.tutorial import Decoder, EmbeddingTable, RNNModel, TutorialModel
-from rolecall.workloads.rnn_lm.updates import OverlappedUpdates
 
 
 def make_recurrent(params: Params) -> nn.Module:
@@ -92,7 +92,13 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
         dtype=weight_dtype(params.precision),
         sparse=False,  # every optimizer supports dense gradients
     )
-    return [table, ShardedModule("decoder", vocabulary, partial(DecoderShard, params), optimizer, decoder)]
+    make_decoder = partial(
+        DecoderShard,
+        width=params.hidden_dim,
+        initializer=Uniform(derive_seed(params.seed, 1), params.init_range),
+        precision=params.precision,
+    )
+    return [table, ShardedModule("decoder", vocabulary, make_decoder, optimizer, decoder)]
 
 
 def make_updates(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> OverlappedUpdates | None:

@@ -14,15 +14,22 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, look_up, parameter_references
+from rolecall.kit.parameter_server import (
+    DecoderShard,
+    EmbeddingShard,
+    ShardSpec,
+    Uniform,
+    logit_columns,
+    look_up,
+    parameter_references,
+    token_losses,
+)
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
 from rolecall.kit.worker import call, span
-from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import logit_columns, token_losses
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")
@@ -88,7 +95,8 @@ class Decoder(DecoderShard):
     """Logits of some tokens on a parameter server's GPU, or CPU, with dropout of the hidden states."""
 
     def __init__(self, params: Params, spec: ShardSpec) -> None:
-        super().__init__(params, spec)
+        initializer = Uniform(derive_seed(params.seed, 1), params.init_range)
+        super().__init__(spec, params.hidden_dim, initializer, params.precision)
         self.drop = SeededDropout(remote_dropout(params))
 
     def forward(self, hidden: Tensor, seed: int | None = None) -> Tensor:

@@ -4,9 +4,9 @@ After the PyTorch tutorial "Introduction to Distributed Pipeline Parallelism". M
 stages by a schedule. The pipeline can be replicated; each replica gets its share of a batch.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the decoder, shared with exports. `build`:
-parts of the decoder, and torch's stages. `split`: cuts into virtual stages. `custom_model`: whole models of jobs, and
-how they are cut. `pipeline`: the schedule over the stages. `training`: the loop. `export`: the exported archive and a
-sample of text. This file, `params` and `check` never import torch.
+the decoder or a job's whole model, cut into virtual stages. `remote`: a rank's stages, and the schedule over all
+stages. `training`: the loop. `export`: the exported archive and a sample of text. This file, `params` and `check` never
+import torch.
 """
 
 from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING

@@ -1,25 +1,32 @@
-"""Builds what a job's parameters describe: the decoder's shape, custom layers, cuts, virtual stages and the optimizer.
+"""Builds what a job's parameters describe: the decoder or a custom model, its cuts into stages, and the optimizer.
 
 Initial weights depend only on the seed and the names of the parameters or the numbers of the layers, not on the cuts.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
+from torch import Tensor, nn
+from torch.distributed.pipelining import SplitPoint
 
-from rolecall.kit.builders import build
+from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.grid import Grid
 from rolecall.kit.optimizers import dense_optimizer
+from rolecall.kit.pipelining import best_cuts, cut_indices
+from rolecall.kit.precision import weight_dtype
+from rolecall.kit.structure import child_blocks, keep_blocks, require_separable, require_weights, structure_of
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
-from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.params import CutPoint, Model, Params, block_names
 
 _STD = 0.02
+_TOKENS = 4
+"""Tokens of a sequence in the checks."""
 
 
 def decoder_shape(params: Params, vocabulary: int) -> Shape:
@@ -122,69 +129,222 @@ def _init_weight(name: str, parameter: nn.Parameter, seed: int, layers: int) -> 
     parameter.normal_(0.0, _STD / (2 * layers) ** 0.5 if residual else _STD, generator=generator)
 
 
-def manual_stages(
-    parts: Mapping[int, nn.Module],
-    widths: Sequence[int],
-    micro_batch: tuple[int, int],
-    grid: Grid,
-) -> list[PipelineStage]:
-    """Torch's stages for this rank's `parts`, keyed by stage index; a micro-batch is [sequences, context].
+class SplitModel(ABC):
+    """A model and its cuts into stages. Weights have the same names and initial values with all cuts."""
 
-    Passes input and output shapes explicitly; `widths` has the width of every stage's outputs. Otherwise torch infers
-    shapes by a forward pass, which in some versions (2.11) advances the random state for dropout, so that a resumed
-    training would differ.
-    """
-    stages: list[PipelineStage] = []
-    for index, part in parts.items():
-        dtype = next(part.parameters()).dtype
-        inputs = torch.empty(micro_batch, dtype=torch.int64, device="meta")
-        if index > 0:
-            inputs = _activations(micro_batch, widths[index - 1], dtype)
-        stage = PipelineStage(
-            part,
-            index,
-            len(widths),
-            grid.device,
-            input_args=inputs,
-            output_args=_activations(micro_batch, widths[index], dtype),
-            group=grid.pipeline_group,
+    shape: dict[str, Any] | None
+    """The hyperparameters of the built-in decoder, for exports."""
+
+    def __init__(self, blocks: Sequence[str], cuts: Sequence[CutPoint] | None, best: Sequence[int]) -> None:
+        """`cuts` are the job's; without them, `best` has the index of the first block of each stage but the first.
+
+        Raises `InputError` for cuts that the model can't have.
+        """
+        self._blocks = blocks
+        firsts = best if cuts is None else cut_indices([(cut.layer, cut.at) for cut in cuts], blocks)
+        self._stages = [range(begin, end) for begin, end in pairwise([0, *firsts, len(blocks)])]
+        self.split_points = _split_points(cuts or [CutPoint(layer=blocks[first]) for first in firsts], firsts, blocks)
+        """The cuts for torch's tracer."""
+
+    @abstractmethod
+    def widths(self) -> list[int]:
+        """The width of each stage's outputs [b, t, width]."""
+
+    @abstractmethod
+    def part(self, stage: int) -> nn.Module:
+        """The part of the model in `stage`, on the job's device."""
+
+    @abstractmethod
+    def whole(self) -> nn.Module:
+        """The whole model, on the job's device."""
+
+
+def _split_points(cuts: Sequence[CutPoint], firsts: Sequence[int], blocks: Sequence[str]) -> dict[str, SplitPoint]:
+    points: dict[str, SplitPoint] = {}
+    for cut, first in zip(cuts, firsts, strict=True):
+        # Torch accepts one point for each module. The end of a block is also the beginning of the next one.
+        if cut.at == "end" and cut.layer not in points:
+            points[cut.layer] = SplitPoint.END
+        else:
+            points[blocks[first]] = SplitPoint.BEGINNING
+    return points
+
+
+class SplitDecoder(SplitModel):
+    """The built-in decoder, possibly with custom layers. A rank builds only its own parts."""
+
+    def __init__(self, params: Params, vocabulary: int, stages: int, device: torch.device) -> None:
+        """Raises `InputError` if custom layers can't run in a stage."""
+        self._params, self._device = params, device
+        self._shape = decoder_shape(params, vocabulary)
+        self.shape = asdict(self._shape)
+        self._make_layer = custom_layers(params)
+        best: list[int] = []
+        if params.cuts is None:
+            balanced = layer_cuts(params.layers, stages, head_cost(self._shape, self._make_layer))
+            best = [1 + cut.first for cut in balanced[1:]]  # after the embedding
+        super().__init__(block_names(params.layers), params.cuts, best)
+
+    def widths(self) -> list[int]:
+        return [self._shape.dim] * (len(self._stages) - 1) + [self._shape.vocabulary]
+
+    def part(self, stage: int) -> Decoder:
+        blocks, layers = self._stages[stage], self._shape.layers
+        cut = Cut(
+            first=max(0, blocks.start - 1),
+            end=min(layers, blocks.stop - 1),
+            embeds=blocks.start == 0,
+            predicts=blocks.stop == layers + 2,
         )
-        stages.append(stage)
-    return stages
+        part = self._build(cut)
+        part.recompute = self._params.activation_checkpointing
+        return part
 
+    def whole(self) -> Decoder:
+        return self._build(None)
 
-def _activations(micro_batch: tuple[int, int], width: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(*micro_batch, width, dtype=dtype, device="meta", requires_grad=True)
-
-
-def traced_stages(
-    whole: nn.Module,
-    points: dict[str, SplitPoint],
-    stage_indices: Sequence[int],
-    micro_batch: tuple[int, int],
-    grid: Grid,
-) -> tuple[list[Any], list[int]]:
-    """Torch's stages `stage_indices` from a trace of the whole model, and the width of every stage's outputs.
-
-    The whole model must temporarily fit in memory. The trace is specialized to tokens of the shape `micro_batch`.
-    Raises `InputError` if the trace has other data than one tensor [sequences, context, width] between stages.
-    """
-    tokens = torch.zeros(micro_batch, dtype=torch.int64, device=grid.device)
-    pipe = pipeline(whole, mb_args=(tokens,), split_spec=points)
-    widths = [_traced_width(pipe.get_stage_module(index), micro_batch) for index in range(pipe.num_stages)]
-    return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices], widths
-
-
-def _traced_width(stage: Any, micro_batch: tuple[int, int]) -> int:
-    outputs = next(node for node in stage.graph.nodes if node.op == "output").all_input_nodes
-    inputs = [node for node in stage.graph.nodes if node.op == "placeholder"]
-    shape = outputs[0].meta["val"].shape
-    if len(inputs) != 1 or len(outputs) != 1 or tuple(shape[:-1]) != micro_batch:
-        raise InputError(
-            "cuts: split: tracer needs one tensor [b, t, width] between stages; skip connections across a cut are not "
-            "supported: choose other cuts"
+    def _build(self, cut: Cut | None) -> Decoder:
+        return build_decoder(
+            self._shape,
+            cut,
+            seed=self._params.seed,
+            dtype=weight_dtype(self._params.precision),
+            device=self._device,
+            make_layer=self._make_layer,
         )
-    return shape[-1]
+
+
+def check_cuts(params: Params, own: Model) -> None:
+    """Raises `InputError` for cuts that a custom whole model can't have, before it has weights.
+
+    A model that can't be built without weights is checked only when it is built with them.
+    """
+    # The names of blocks are those for any vocabulary, which is known when the text has been read.
+    model = structure_of(own, params.text.vocabulary, params.context)
+    if model is not None:
+        cut_indices(params.cut_points, child_blocks(_require_module(model, own)))
+
+
+def _require_module(built: object, own: Model) -> nn.Module:
+    if not isinstance(built, nn.Module):
+        raise InputError(f"{own.builder} returned a {type(built).__name__}, not a torch module")
+    return built
+
+
+class SplitCustomModel(SplitModel):
+    """A custom whole model, which each rank builds temporarily on its CPU. Initial weights depend only on the seed."""
+
+    def __init__(self, params: Params, own: Model, vocabulary: int, stages: int, device: torch.device) -> None:
+        """Raises `InputError` if the model can't be built or can't be cut."""
+        self._name, self._device = own.builder, device
+        self.shape = None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(params.seed)
+            built = build(own, vocabulary, params.context)
+        model = _require_module(built, own)
+        require_weights(model, own.builder)
+        self._model = model.to(weight_dtype(params.precision))
+        require_separable(self._model, own.builder)
+        blocks = child_blocks(self._model)
+        if len(blocks) < stages:
+            raise InputError(
+                f"{own.builder} returned a model of {len(blocks)} blocks for {stages} virtual stages, which each need "
+                f"one; use fewer stages, or more children: {', '.join(blocks)}"
+            )
+        super().__init__(blocks, params.cuts, best_cuts([self._costs(blocks)] * stages))
+        self._require_weights()
+        self._tokens = torch.arange(2 * min(_TOKENS, params.context)).view(2, -1) % vocabulary
+        self._logits = self._whole_logits(vocabulary)
+
+    @torch.no_grad()
+    def widths(self) -> list[int]:
+        """As `SplitModel.widths`; raises `InputError` unless the stages, one after the other, are the whole model."""
+        x, widths = self._tokens, list[int]()
+        for stage in range(len(self._stages)):
+            x = self._outputs(stage, x)
+            widths.append(x.shape[-1])
+        if not _agree(x, self._logits):
+            raise InputError(
+                f"{self._name} returned a model whose stages, one after the other, give other logits than the whole "
+                "model; pass everything from block to block in one tensor, in the order of the children"
+            )
+        return widths
+
+    def part(self, stage: int) -> nn.Module:
+        return self._keep(stage).to(self._device)
+
+    @torch.no_grad()
+    def whole(self) -> nn.Module:
+        """As `SplitModel.whole`; raises `InputError` if the model has dropout, which a trace can't disable."""
+        with torch.random.fork_rng(devices=[]):
+            trained = self._model(self._tokens)
+        if not _agree(trained, self._logits):
+            raise InputError(
+                f"{self._name} returned a model with dropout, which split: tracer can't disable for evaluation and "
+                "samples; use split: manual, or build the model without dropout"
+            )
+        return self._model.to(self._device)
+
+    def _keep(self, stage: int) -> nn.Module:
+        return keep_blocks(self._model, self._names(stage))
+
+    def _names(self, stage: int) -> list[str]:
+        return [self._blocks[block] for block in self._stages[stage]]
+
+    def _costs(self, blocks: tuple[str, ...]) -> list[float]:
+        """Multiplications per token: as many as weights, none for looking up embeddings."""
+        return [float(sum(map(_multiplications, self._model.get_submodule(block).modules()))) for block in blocks]
+
+    def _require_weights(self) -> None:
+        for stage in range(len(self._stages)):
+            if not list(self._keep(stage).parameters()):
+                names = ", ".join(self._names(stage))
+                raise InputError(f"cuts: stage {stage} has only {names}, without weights to train; choose other cuts")
+
+    @torch.no_grad()
+    def _whole_logits(self, vocabulary: int) -> Tensor:
+        self._model.eval()
+        try:
+            logits = self._model(self._tokens)
+        except Exception as error:  # custom code may raise anything
+            raise InputError(f"{self._name} returned a model that fails for tokens [b, t]: {_text(error)}") from error
+        finally:
+            self._model.train()
+        if not isinstance(logits, Tensor) or logits.shape != (*self._tokens.shape, vocabulary):
+            raise InputError(
+                f"{self._name} returned an incompatible model: for tokens [b, t], it must return logits "
+                f"[b, t, {vocabulary}]"
+            )
+        return logits
+
+    def _outputs(self, stage: int, x: Tensor) -> Tensor:
+        part = self._keep(stage).eval()
+        explanation = (
+            f"{self._name} returned a model that can't run with only {', '.join(self._names(stage))}; its forward must "
+            "skip children that are None or missing, and return one tensor [b, t, width]"
+        )
+        try:
+            outputs = part(x)
+        except Exception as error:  # custom code may raise anything
+            raise InputError(f"{explanation}: {_text(error)}") from error
+        finally:
+            part.train()
+        if not isinstance(outputs, Tensor) or outputs.shape[:-1] != self._tokens.shape:
+            raise InputError(explanation)
+        return outputs
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """True if they differ at most in rounding: torch has faster attention for evaluation, which rounds differently."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def _text(error: Exception) -> str:
+    return shorten_error(f"{type(error).__name__}: {error}")
+
+
+def _multiplications(module: nn.Module) -> int:
+    return 0 if isinstance(module, nn.Embedding) else sum(weight.numel() for weight in module.parameters(recurse=False))
 
 
 def make_optimizer(params: Params, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

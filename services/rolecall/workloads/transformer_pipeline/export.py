@@ -17,7 +17,7 @@ from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.transformer_pipeline import model
 from rolecall.workloads.transformer_pipeline.model import sample_token
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
+from rolecall.workloads.transformer_pipeline.remote import Pipeline
 
 _README = """# An exported transformer-pipeline model
 

@@ -28,7 +28,7 @@ from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.build import make_optimizer
 from rolecall.workloads.transformer_pipeline.export import export
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
+from rolecall.workloads.transformer_pipeline.remote import Pipeline, sum_loss
 
 _WEIGHTS = "weights/"
 _STATE = "state/"

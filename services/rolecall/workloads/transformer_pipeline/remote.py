@@ -1,4 +1,4 @@
-"""A rank's virtual stages, and the schedule that runs them."""
+"""A rank's virtual stages, and the schedule that runs them and sends tensors between the ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -7,30 +7,24 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    _Action,
-    _PipelineScheduleRuntime,
-    get_schedule_class,
-)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from rolecall.kit.builders import shorten_error
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
 from rolecall.kit.meter import GpuClock, HostClock, Meter
 from rolecall.kit.own_schedule import OwnSchedule
-from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, most_in_flight, one_forward_one_backward
+from rolecall.kit.pipelining import Task, fill_and_drain, most_in_flight, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.schedules import Placement, rank_of, stages_of
+from rolecall.kit.stages import compute_tasks, manual_stages, own_runtime, skip_p2p_with_self, traced_stages
 from rolecall.kit.text.batches import IGNORED
 from rolecall.kit.worker import Timeline, measurements
 from rolecall.spec.errors import InputError
 from rolecall.spec.metric import IN_FLIGHT
-from rolecall.workloads.transformer_pipeline.build import manual_stages, traced_stages
+from rolecall.workloads.transformer_pipeline.build import SplitCustomModel, SplitDecoder, SplitModel
 from rolecall.workloads.transformer_pipeline.check import check_ranks
-from rolecall.workloads.transformer_pipeline.custom_model import SplitCustomModel
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.split import SplitDecoder, SplitModel
 
 _NOT_OF_THE_MODEL = (InputError, MemoryError, torch.OutOfMemoryError)
 """Errors of tracing that don't mean that the model can't be traced."""
@@ -87,7 +81,7 @@ class Pipeline:
             case "1F1B":
                 return one_forward_one_backward(ranks, micro_batches)
             case _:
-                return [list(_compute_tasks(self._schedule.pipeline_order[rank])) for rank in range(ranks)]
+                return [list(compute_tasks(self._schedule.pipeline_order[rank])) for rank in range(ranks)]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters by their names in the whole model."""
@@ -197,42 +191,12 @@ class Pipeline:
         """Torch's schedule with its gradient scaling disabled: the loss is already scaled for the global batch."""
         for stage in stages:
             if self._placement == "v":
-                _skip_p2p_with_self(stage, self.grid.rank)
+                skip_p2p_with_self(stage, self.grid.rank)
             self.meter.watch(stage)
         tokens = self._params.batch_size * self._params.context
         loss = self.meter.timed(lambda logits, targets: sum_loss(logits, targets) / tokens, "loss")
         if self._own is not None:
-            return self._own_runtime(self._own, stages, loss)
+            return own_runtime(self._own, stages, loss)
         kind = get_schedule_class(str(self._params.schedule))
         given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         return kind(given, self._params.micro_batches, loss_fn=loss, scale_grads=False)
-
-    def _own_runtime(self, own: CsvSchedule, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        """Torch's runtime for schedules, with the job's own one."""
-        runtime = _PipelineScheduleRuntime(stages, own.micro_batches, loss_fn=loss, scale_grads=False)
-        runtime.pipeline_order = {
-            rank: [_Action.from_str(cell) for cell in cells] for rank, cells in enumerate(own.cells)
-        }
-        runtime._prepare_schedule_with_comms(runtime.pipeline_order)
-        return runtime
-
-
-def _skip_p2p_with_self(stage: Any, rank: int) -> None:
-    """Disable the P2P warm-up of a stage with stages on the same rank.
-
-    Before its first step a stage exchanges tensors with its neighbors. In a V placement a neighbor may be on the same
-    rank, and torch (2.11; with traced stages 2.14, too) would send to itself, which Gloo does not support.
-    """
-    neighbor_ops = stage._get_init_p2p_neighbors_ops
-    stage._get_init_p2p_neighbors_ops = lambda: [one for one in neighbor_ops() if one.group_peer != rank]
-
-
-def _compute_tasks(actions: Iterable[Any]) -> Iterator[Task]:
-    """The computations among torch's schedule actions."""
-    for action in actions:
-        if action is None:
-            continue
-        if action.sub_actions:
-            yield from _compute_tasks(action.sub_actions)
-        elif action.computation_type.value in COSTS:
-            yield Task(action.stage_index, action.computation_type.value, action.microbatch_index)

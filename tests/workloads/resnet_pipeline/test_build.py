@@ -9,9 +9,8 @@ from torchvision.models.resnet import BasicBlock
 
 from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline import build
-from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
+from rolecall.workloads.resnet_pipeline.build import ModelPart, block_costs, whole_model
 from rolecall.workloads.resnet_pipeline.model import blocks_of
-from rolecall.workloads.resnet_pipeline.model_part import ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
 NAMES = block_names("resnet18")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer
-from rolecall.workloads.reinforce.flat import as_one_vector, join_state, split_state, step_of
+from rolecall.kit.flat import as_one_vector, join_state, split_state, step_of
 
 OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda parameters: torch.optim.Adam(parameters, lr=0.1, weight_decay=0.1, fused=True),

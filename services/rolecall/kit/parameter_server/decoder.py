@@ -1,19 +1,27 @@
-"""The decoder on the parameter servers: logits, their loss, and the gradient of both in closed form.
+"""A linear layer over many classes, such as the tokens of a vocabulary, sharded over the servers, with its loss.
 
-Autograd would keep three tensors of the size of the logits, and send the gradient of the weights from every trainer.
+The servers compute logits, their cross-entropy, and the gradient of both in closed form. Autograd would keep three
+tensors of the size of the logits, and send the gradient of the weights from every trainer.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
-from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import ShardSpec, Uniform, initial_rows
+from rolecall.kit.parameter_server.initialization import Initializer, ShardSpec, initial_rows
+from rolecall.kit.parameter_server.remote import ShardReference
+from rolecall.kit.parameter_server.shard import Shard
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
-from rolecall.workloads.rnn_lm.params import Params
+from rolecall.kit.worker import span
+
+Send = Callable[[ShardReference, Tensor], None]
+"""Sends to a shard of the decoder what it computes the gradient of its weights from."""
 
 
 @dataclass(slots=True)
@@ -49,12 +57,12 @@ class _Call:
 class DecoderShard(nn.Module):
     """One shard of the decoder: logits of some tokens, and their terms of the loss."""
 
-    def __init__(self, params: Params, spec: ShardSpec) -> None:
+    def __init__(self, spec: ShardSpec, width: int, initializer: Initializer, precision: Precision) -> None:
+        """For hidden states of `width` numbers; biases begin with 0."""
         super().__init__()
         self._spec = spec
-        self._precision: Precision = params.precision
-        initializer = Uniform(derive_seed(params.seed, 1), params.init_range)
-        weight = initial_rows(spec, params.hidden_dim, initializer, weight_dtype(params.precision))
+        self._precision: Precision = precision
+        weight = initial_rows(spec, width, initializer, weight_dtype(precision))
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(torch.zeros(spec.size, dtype=weight.dtype))
         self._calls: dict[int, _Call] = {}
@@ -183,3 +191,95 @@ def combine_gradient_terms(terms: Tensor) -> tuple[Tensor, Tensor]:
     shares = terms[:, 0].softmax(0)
     means, target_weights = terms[:, 2:].chunk(2, 1)
     return shares, ((shares.unsqueeze(1) * means).sum(0) - target_weights.sum(0)).t()
+
+
+class RemoteDecoder:
+    """Losses of hidden states by the decoder on the servers; `transfer_device` is the device of sent tensors.
+
+    The backward pass sends each shard its part with `send`, then continues with the gradient of the hidden states.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardReference],
+        transfer_device: torch.device,
+        loss_at: Literal["server", "trainer"],
+        trainer: int,
+        send: Send,
+    ) -> None:
+        self._shards = shards
+        self._transfer_device = transfer_device
+        self._losses = self._at_servers if loss_at == "server" else self._at_trainer
+        self._trainer = trainer
+        self._send = send
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy [n], in nats, of hidden states [n, h] and target tokens [n]."""
+        return self._losses(hidden.to(self._transfer_device), targets.to(self._transfer_device))
+
+    def _at_servers(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return combine_loss_terms(self._ask("loss_terms", hidden, targets))
+        terms = self._ask("loss_and_gradient_terms", hidden.detach(), targets, self._trainer)
+        shares, gradient = combine_gradient_terms(terms)
+
+        def backward(of_losses: Tensor) -> Tensor:
+            for shard, share in zip(self._shards, shares, strict=True):
+                self._send(shard, torch.stack([of_losses * share, of_losses]))
+            return of_losses.unsqueeze(1) * gradient
+
+        return _Computed.apply(hidden, combine_loss_terms(terms[:, :2]), backward)
+
+    def _ask(self, method: str, hidden: Tensor, targets: Tensor, *arguments: int) -> Tensor:
+        answers = [shard.call(Shard.compute, method, False, (hidden, targets), *arguments) for shard in self._shards]
+        with span("decoder", "communication"):
+            return torch.stack([answer.wait() for answer in answers])
+
+    def _at_trainer(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        sizes = [shard.spec.size for shard in self._shards]
+        columns = logit_columns(targets, sizes)
+        method, *arguments = ("kept_logits", self._trainer) if torch.is_grad_enabled() else ("forward",)
+        inputs = (hidden.detach(),)
+        answers = [shard.call(Shard.compute, method, False, inputs, *arguments) for shard in self._shards]
+        with span("decoder", "communication"):
+            logits = torch.cat([answer.wait() for answer in answers], 1)
+        if not torch.is_grad_enabled():
+            return token_losses(logits, columns)
+
+        def backward(of_logits: Tensor) -> Tensor:
+            parts = zip(self._shards, of_logits.split(sizes, 1), strict=True)
+            answers = [
+                shard.call(Shard.compute, "hidden_gradient", False, (part,), self._trainer) for shard, part in parts
+            ]
+            with span("decoder", "communication"):
+                gradients = torch.stack([answer.wait() for answer in answers])
+            for shard in self._shards:
+                self._send(shard, gradients.new_ones(2, len(of_logits)))
+            return gradients.sum(0)
+
+        return token_losses(_Computed.apply(hidden, logits, backward), columns)
+
+
+class _Computed(torch.autograd.Function):
+    """Values that servers computed from hidden states. `backward` maps their gradient to that of the hidden states."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, values: Tensor, backward: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.hidden_dtype, ctx.of_hidden = hidden.dtype, backward  # pyright: ignore[reportAttributeAccessIssue] - torch's way
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.of_hidden(gradient).to(ctx.hidden_dtype), None, None
+
+
+def logit_columns(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The columns [n] of tokens [n] in the concatenated logits of shards of these sizes."""
+    first = torch.tensor([0, *sizes]).cumsum(0).to(tokens.device)  # where each shard's logits start
+    return first[tokens % len(sizes)] + tokens // len(sizes)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy [n], in nats, of logits [n, vocabulary] of any precision, computed at least in float32."""
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(exact, targets.to(exact.device), reduction="none")

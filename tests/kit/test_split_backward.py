@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from rolecall.workloads.resnet_pipeline.split_backward import WeightPass, split_backward
+from rolecall.kit.split_backward import WeightPass, split_backward
 
 
 def network() -> nn.Sequential:

@@ -5,18 +5,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from rolecall.kit.parameter_server import ShardSpec
-from rolecall.workloads.rnn_lm.decoder import DecoderShard, combine_gradient_terms, combine_loss_terms
-from rolecall.workloads.rnn_lm.params import Params
+from rolecall.kit.parameter_server import DecoderShard, ShardSpec, Uniform
+from rolecall.kit.parameter_server.decoder import combine_gradient_terms, combine_loss_terms
+from rolecall.kit.params import Precision
 
 ROWS, WIDTH = 11, 4
 
 
-def decoders(count: int, precision: str = "float64") -> list[DecoderShard]:
-    params = Params.model_validate(
-        {"text": {"train": "text"}, "hidden_dim": WIDTH, "precision": precision, "init_range": 0.5}
-    )
-    return [DecoderShard(params, ShardSpec(index, count, ROWS)) for index in range(count)]
+def decoders(count: int, precision: Precision = "float64") -> list[DecoderShard]:
+    return [DecoderShard(ShardSpec(index, count, ROWS), WIDTH, Uniform(0, 0.5), precision) for index in range(count)]
 
 
 def batch(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +84,7 @@ def test_gradients_of_returned_logits() -> None:
 @pytest.mark.parametrize(
     ("whole_precision", "precision", "tolerance"), [("float64", "float64", 1e-12), ("float32", "bfloat16", 0.03)]
 )
-def test_bfloat16_hidden_states(whole_precision: str, precision: str, tolerance: float) -> None:
+def test_bfloat16_hidden_states(whole_precision: Precision, precision: Precision, tolerance: float) -> None:
     """A trainer may send bfloat16. The servers round no further, unless their own precision is bfloat16."""
     whole, shards = decoders(1, whole_precision)[0], decoders(2, precision)
     hidden = torch.randn(20, WIDTH, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.workloads.reinforce.algorithms import advantages, discounted_sums
+from rolecall.kit.environments.returns import advantages, discounted_sums
 
 GAMMA, LAMBDA = 0.9, 0.8
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rolecall.kit.environments.rollouts import EnvOutputs
-from rolecall.workloads.reinforce.scores import episode_metrics, evaluation_scores, running_return
+from rolecall.kit.environments.scores import episode_metrics, evaluation_scores, running_return
 
 
 def env_outputs(returns: list[float], lengths: list[int]) -> EnvOutputs:
