@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.keep_alive import LOOK_AFTER, keep_alive
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.program import Master
 from rolecall.master.signals import wait
@@ -21,7 +22,6 @@ from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
-_KEEP_ALIVE_S = 15.0
 _LOGS = {"content": {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/event-stream")}}
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
@@ -135,7 +135,7 @@ async def _follow(
             except NotFound:
                 return  # The job has been deleted.
         number = number or record.attempt or None
-        over = record.state.ended or (number is not None and number < record.attempt)
+        over = ends = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
             await follower.turn_to(job, number, choice)
             over = over and await follower.has_all()
@@ -147,9 +147,12 @@ async def _follow(
         if over and number is not None:
             number += 1
             continue
-        await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
-        if not ticket.is_set() and not follower.holds_back:
-            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
+        if follower.holds_back:
+            await wait(ticket, _PARTIAL_S)
+            continue
+        # The wait for the rest of the log of an ended worker has a limit, which no notification announces.
+        async for comment in keep_alive(ticket, 1 if ends else LOOK_AFTER):
+            yield comment
 
 
 class _Follower:
