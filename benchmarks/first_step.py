@@ -71,6 +71,13 @@ def start_times(client: Client, request: dict[str, Any]) -> StartTimes:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Client]:
+    """A client of a local cluster while the body runs, with its data in `folder`."""
+    with local(folder) as connection, Client(connection) as client:
+        yield client
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Connection]:
     """A local cluster while the body runs, with its data in `folder`."""
     command = [sys.executable, "-m", "rolecall.cli", "local", "--json", "--port", "0", "--data", str(folder), *_NODES]
     # The stored connection of this user's own cluster remains as it is.
@@ -81,9 +88,7 @@ def cluster(folder: Path) -> Iterator[Client]:
     assert process.stdout is not None
     try:
         ready = json.loads(process.stdout.readline())
-        connection = Connection(**json.loads(Path(ready["token_file"]).read_text()))
-        with Client(connection) as client:
-            yield client
+        yield Connection(**json.loads(Path(ready["token_file"]).read_text()))
     finally:
         process.terminate()
         process.wait()

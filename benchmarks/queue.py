@@ -36,7 +36,7 @@ def main() -> None:
         print(f"POST /jobs: {latencies(lambda: client.submit(too_large))}")
         with httpx.Client(base_url=client.url) as plain:
             print(f"GET /healthz: {latencies(lambda: plain.get('/healthz').raise_for_status())}")
-        print(f"CPU time of the master while nothing happens: {idle_share(_master()):.1%} of a core")
+        print(f"CPU time of the master while nothing happens: {idle_share(master_process()):.1%} of a core")
         print(f"a job that fits is placed after {seconds_to_placement(client):.2f} s")
 
 
@@ -54,15 +54,20 @@ def _percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
-def idle_share(master: psutil.Process) -> float:
-    """The share of a core that the process uses."""
-    before = master.cpu_times()
-    time.sleep(_IDLE_S)
-    after = master.cpu_times()
-    return (after.user + after.system - before.user - before.system) / _IDLE_S
+def idle_share(master: psutil.Process, seconds: float = _IDLE_S) -> float:
+    """The share of a core that the process uses in this time."""
+    before_s = cpu_s(master)
+    time.sleep(seconds)
+    return (cpu_s(master) - before_s) / seconds
 
 
-def _master() -> psutil.Process:
+def cpu_s(process: psutil.Process) -> float:
+    """The CPU time that the process has used."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def master_process() -> psutil.Process:
     """The control program of the cluster that this process has started."""
     own = psutil.Process().children(recursive=True)
     return next(process for process in own if process.cmdline()[-2:] == ["rolecall", "master"])

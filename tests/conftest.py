@@ -37,6 +37,7 @@ START_S = 200
 ROOT = Path(__file__).parent.parent
 # The wall clock says nothing of an example's cost on a machine that runs other tests beside it.
 settings.register_profile("tests", deadline=None)
+settings.register_profile("thorough", deadline=None, derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("tests")
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,6 +55,11 @@ _GROUPS = {
 _CLUSTERS = {"cluster", "start_cluster"}
 _LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
 """The first have no limits of time: beside them, `.ci/run` builds the images."""
+
+
+def is_thorough() -> bool:
+    """Whether a developer has chosen many random examples with `--hypothesis-profile=thorough`."""
+    return settings.get_current_profile_name() == "thorough"
 
 
 class ByGroup(LoadScopeScheduling):

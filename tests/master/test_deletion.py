@@ -220,7 +220,12 @@ class World:
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
         self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20, time.monotonic)
-        self.cleaner = Cleaner(
+        self.cleaner = self.new_cleaner(policy)
+        self.count = 0
+
+    def new_cleaner(self, policy: RetentionPolicy) -> Cleaner:
+        """The cleaner of a master that has just started."""
+        return Cleaner(
             database=self.database,
             blobs=self.blobs,
             streams=self.streams,
@@ -228,7 +233,6 @@ class World:
             garbage=Signal(),
             clock=Clock(now=lambda: self.now),
         )
-        self.count = 0
 
     async def end_jobs(self, count: int) -> None:
         """Store jobs that have succeeded now, with all that they leave."""
@@ -260,6 +264,10 @@ class World:
 
     def entries(self) -> int:
         return len(list((self.data / "streams").iterdir())) + len(list((self.data / "blobs").iterdir()))
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def policy(**given: Any) -> RetentionPolicy:
@@ -331,26 +339,6 @@ async def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_pa
             assert (await jobs.get(connection, "toy-1")).state is JobState.SUCCEEDED
 
 
-async def test_a_master_that_lost_the_lead_deletes_no_checkpoint(tmp_path: Path) -> None:
-    """It was stopped after it chose what to delete, while another one took over."""
-    async with in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7))) as world:
-        await world.end_jobs(1)
-        async with world.database.write() as connection:
-            first = await terms.begin(connection, "first", world.now)
-        world.database.fence(first)
-        world.now += timedelta(days=8)
-        other = Database(sqlite_url(tmp_path / "test.db"))
-        async with other.write() as connection:
-            await terms.begin(connection, "second", world.now)
-        await other.close()
-        with pytest.raises(LeadershipLost):
-            await world.cleaner._collect("toy-1")
-        assert (tmp_path / "blobs/toy-1/1/1").exists()
-        world.database.fence(first + 1)
-        await world.cleaner._collect("toy-1")
-        assert not (tmp_path / "blobs/toy-1/1/1").exists()
-
-
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
 async def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out(
     tmp_path: Path, state: JobState
@@ -365,6 +353,83 @@ async def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out
         await world.cleaner.clean()
         async with world.database.read() as connection:
             assert [one.manifest.step for one in await checkpoints.of_job(connection, "toy-1")] == [3, 2]
+
+
+async def test_a_master_that_no_longer_leads_deletes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may learn of that at any moment, and another one may need what it wanted to delete."""
+    async with in_world(tmp_path, policy(jobs=timedelta(days=1))) as world:
+        async with world.database.write() as connection:
+            world.database.fence(await terms.begin(connection, "this master", world.now))
+        await world.end_jobs(2)
+        assert await world.cleaner.clean()
+        async with world.database.write() as connection:
+            for step in (2, 3, 4):
+                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
+                (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+            await deletion.mark(connection, "toy-2", world.now)
+        before = files_below(tmp_path / "blobs")
+        collect = Cleaner._collect  # pyright: ignore[reportPrivateUsage]
+        rival = Database(sqlite_url(tmp_path / "test.db"))
+
+        async def overtaken(cleaner: Cleaner, job: str) -> None:
+            async with rival.write() as connection:
+                await terms.begin(connection, "another master", world.now)
+            await collect(cleaner, job)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Cleaner, "_collect", overtaken)
+            world.cleaner.recorded("toy-1")
+            with pytest.raises(LeadershipLost):
+                await world.cleaner.clean()
+        world.cleaner.recorded("toy-1")
+        with pytest.raises(LeadershipLost):
+            await world.cleaner.clean()
+        assert files_below(tmp_path / "blobs") == before
+        await rival.close()
+
+
+async def test_a_blob_that_can_not_be_deleted_at_once_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: Any) -> None:
+        raise OSError("the store is away")
+
+    async with in_world(tmp_path, policy()) as world:
+        await world.end_jobs(1)
+        async with world.database.write() as connection:
+            for step in (2, 3):
+                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
+                (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+            await connection.execute(update(schema.attempts).values(ended_at=None))  # It runs: no sweep yet.
+        with monkeypatch.context() as patched:
+            patched.setattr(Blobs, "delete", away)
+            assert not await world.cleaner.clean()
+        assert (tmp_path / "blobs/toy-1/1/1").exists()
+        assert await world.cleaner.clean()
+        assert not (tmp_path / "blobs/toy-1/1/1").exists()
+        assert (tmp_path / "blobs/toy-1/1/2").exists()
+
+
+async def test_what_a_killed_master_forgot_and_did_not_delete_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: Any) -> None:
+        raise OSError("the store is away")
+
+    async with in_world(tmp_path, policy()) as world:
+        await world.end_jobs(1)
+        assert await world.cleaner.clean()
+        async with world.database.write() as connection:
+            for step in (2, 3):
+                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
+                (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+        world.cleaner.recorded("toy-1")
+        with monkeypatch.context() as patched:
+            patched.setattr(Blobs, "delete", away)
+            assert not await world.cleaner.clean()
+        world.cleaner = world.new_cleaner(policy())
+        assert await world.cleaner.clean()
+        assert {path.name for path in files_below(tmp_path / "blobs")} == {"2", "3"}
 
 
 async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

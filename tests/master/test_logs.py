@@ -12,7 +12,7 @@ from httpx_sse import ServerSentEvent, aconnect_sse
 from sqlalchemy import event
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, Node, bearer, on_master, one_trainer
 
-from rolecall.master.api import logs
+from rolecall.master.api import keep_alive, logs
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
 
@@ -149,25 +149,18 @@ async def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
 async def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_KEEP_ALIVE_S", 600.0)  # who waits is woken by news, or not at all
+    monkeypatch.setattr(keep_alive, "EVERY_S", 600.0)  # who waits is woken by news, or not at all
 
     async with on_master(tmp_path) as client:
         node, loud, worker = await running(client)
         silent = [(await client.submit(roles={"trainer": 100}))["id"] for _ in range(5)]
-        looks: list[Any] = []
-        engine = client.master.database._reader.sync_engine  # pyright: ignore[reportPrivateUsage]
-
-        def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
-            looks.extend(set(silent).intersection(map(str, parameters)))
-
         async with httpx.AsyncClient(base_url=client.http.base_url, timeout=60, limits=httpx.Limits()) as http:
             followers = [asyncio.create_task(_first_of(http, job)) for job in silent * 20]
             async with asyncio.timeout(20):
                 while len(client.master.news) < len(silent) or _waiting(client) < 100:
                     await asyncio.sleep(0.05)
             streamed = asyncio.create_task(followed(client, loud, until="[trainer-0] line 49"))
-            event.listen(engine, "before_cursor_execute", note)
-            size = 0
+            looks, size = looks_at(client, silent), 0
             for number in range(50):
                 size = await node.ship(worker, "log", b"line %d\n" % number, offset=size)
             async with asyncio.timeout(20):
@@ -179,6 +172,34 @@ async def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
             for follower in followers:
                 follower.cancel()
             await asyncio.wait(followers)
+
+
+@pytest.mark.parametrize("noun", ["logs", "events"])
+async def test_most_comments_to_a_follower_of_a_silent_job_ask_the_database_for_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, noun: str
+) -> None:
+    monkeypatch.setattr(keep_alive, "EVERY_S", 0.02)
+    job = (await client.submit(roles={"trainer": 100}))["id"]
+    async with client.http.stream("GET", f"/jobs/{job}/{noun}?follow=true", headers=bearer(TOKEN)) as answer:
+        lines = (line async for line in answer.aiter_lines() if line.startswith(":"))
+        await anext(lines)
+        looks, comments = looks_at(client, [job]), 4 * keep_alive.LOOK_AFTER
+        for _ in range(comments):
+            await anext(lines)
+        per_look = {"logs": 1, "events": 2}[noun]
+        assert 3 <= len(looks) / per_look <= 5
+
+
+def looks_at(client: Client, jobs: list[str]) -> list[str]:
+    """Grows by the job's id with every question about one of these jobs that the database is asked from now on."""
+    looks: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
+        looks.extend(set(jobs).intersection(map(str, parameters)))
+
+    engine = client.master.database._reader.sync_engine  # pyright: ignore[reportPrivateUsage]
+    event.listen(engine, "before_cursor_execute", note)
+    return looks
 
 
 async def _first_of(http: httpx.AsyncClient, job: str) -> str:
@@ -292,7 +313,7 @@ async def test_a_follower_begins_at_a_time(client: Client) -> None:
 
 
 async def test_a_long_search_keeps_its_stream_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(logs, "EVERY_S", 0.0)
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"line\n" * 100_000 + b"needle\n")
     query, seen = "follow=true&text=needle&tail=5", b""

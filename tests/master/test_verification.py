@@ -125,6 +125,24 @@ async def test_readings_that_differ_prove_nothing(store: Store) -> None:
     assert await store.doubts() == {}
 
 
+async def test_a_checkpoint_of_the_right_size_alone_replaces_none_that_is_gone(store: Store) -> None:
+    """Else the whole one is forgotten while its mount is away, and the damaged one when somebody reads it."""
+    for step in (10, 20):
+        await store.add(step)
+    part = store.part(10, "trainer-0")
+    part.write_bytes(b"?" * len(part.read_bytes()))
+    path, aside = store.part(20, "trainer-1"), store.folder / "aside"
+    path.rename(aside)
+    await store.accuse(20)
+    await store.verify(AGAIN_S)
+    assert await store.doubts() == {20: True, 10: False}
+    await store.accuse(10)
+    await store.verify(CONFIRM_S)
+    aside.rename(path)
+    await store.verify(AGAIN_S)
+    assert await store.doubts() == {20: False}
+
+
 async def test_the_last_complete_checkpoint_outlives_that_its_files_are_gone(store: Store) -> None:
     """A folder can be half visible: the store is not empty, and every checkpoint of the job lacks a file."""
     for step in (10, 20):

@@ -10,7 +10,7 @@ import pytest
 from tests.clock import ManualClock
 
 from rolecall.runtime.attempt_client import AttemptClient
-from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, StaleAttempt
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 
 _MANIFEST = CheckpointManifest(attempt=1, step=1, parts=(), position={})
@@ -50,6 +50,13 @@ def test_what_the_master_does_not_have_is_told_apart(tmp_path: Path) -> None:
 def test_what_a_slow_network_or_a_proxy_causes_is_tried_again(tmp_path: Path) -> None:
     with answering([408, 429, 200]) as client:
         client.get_blob("1/part", tmp_path / "fetched")
+
+
+def test_a_limit_of_what_may_be_stored_ends_the_job_without_another_attempt(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"weights")
+    with answering([413, 200]) as client, pytest.raises(QuotaExceeded) as refused:
+        client.put_blob("part", tmp_path / "part", "0" * 64)
+    assert not refused.value.retryable
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -1,8 +1,8 @@
 """The loop that deletes marked jobs, unreferenced files of attempts, and old checkpoints.
 
 It is separate from the reconciler, so that a slow blob store delays only deletion. Only the database records pending
-deletions, files are deleted before their rows, and every step can be repeated. So a master that was killed in between
-continues where it was.
+deletions, files of jobs are deleted before their rows, and every step can be repeated. So a master that was killed in
+between continues where it was. A master that no longer leads deletes nothing.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
 from rolecall.master.retention import KEEP_KEYS, RetentionPolicy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
-from rolecall.master.storage_errors import ErrorLog, Pulse
+from rolecall.master.storage_errors import ErrorLog, LeadershipLost, Pulse
 from rolecall.master.store import artifacts, attempts, audit, checkpoints, deletion, events, jobs
 from rolecall.master.store.database import Database
-from rolecall.master.store.records import CheckpointRecord, UnreadableRow
+from rolecall.master.store.records import UnreadableRow
 from rolecall.master.streams import Streams
 from rolecall.spec.api import RETENTION
 from rolecall.spec.errors import NotFound
@@ -55,6 +55,8 @@ class Cleaner:
         self._expired_at: datetime | None = None
         self._crowded: set[str] = set()
         self._failed: set[str] = set()
+        self._forgotten: dict[str, set[str]] = {}
+        """The blobs of each job's forgotten checkpoints that are not deleted yet."""
 
     def recorded(self, job: str) -> None:
         """Record that the job has a new checkpoint, so that older ones can be deleted."""
@@ -80,7 +82,9 @@ class Cleaner:
             await wait(ticket, _LOOK_EVERY_S if succeeded else retry_s)
 
     async def clean(self) -> bool:
-        """Run one pass. Returns whether nothing has to be retried."""
+        """Run one pass. Returns whether nothing has to be retried. Raises `LeadershipLost`."""
+        async with self.database.write():
+            pass  # Jobs' files are deleted before their rows, so this master must know in advance that it leads.
         if self._expired_at is None or self.clock.now() - self._expired_at >= _EXPIRE_EVERY:
             await self._expire()
             self._expired_at = self.clock.now()
@@ -165,6 +169,7 @@ class Cleaner:
                 record = await jobs.get(connection, job)
                 in_use = await attempts.resumed_from(connection, record) if record.state.holds_slots else None
             except (NotFound, UnreadableRow):
+                self._forgotten.pop(job, None)
                 return  # The job has been deleted, or will be set aside.
             known = await checkpoints.of_job(connection, job)
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
@@ -177,22 +182,25 @@ class Cleaner:
             manifests = superfluous(known, self.policy.checkpoints, in_use)
             why = f"newer ones are kept (ROLECALL_KEEP_CHECKPOINTS={self.policy.checkpoints})"
         if manifests:
-            await self._forget(job, known, manifests, shared, why)
-
-    async def _forget(
-        self, job: str, known: list[CheckpointRecord], manifests: list[CheckpointManifest], shared: set[str], why: str
-    ) -> None:
-        # Blobs first. After an interruption, the next pass finds the manifests and deletes the rest.
+            await self._forget(job, manifests, why)
         kept = blobs_of(record.manifest for record in known if record.manifest not in manifests)
-        for blob in sorted(blobs_of(manifests) - kept - shared):
-            # The choice may be old: if this master was stopped since, another one can have lost the newer checkpoints.
-            await self.database.require_term()
+        for blob in sorted(self._forgotten.get(job, set()) - kept - shared):
             await self.blobs.delete(job, blob)
+        self._forgotten.pop(job, None)
+
+    async def _forget(self, job: str, manifests: list[CheckpointManifest], why: str) -> None:
+        """Delete the rows of checkpoints.
+
+        Their blobs come after that: the decision is void if another master leads by now, because it may have found
+        that newer checkpoints are damaged. If this master is killed in between, the sweep of the attempts deletes them.
+        """
         async with self.database.write() as connection:
             for manifest in manifests:
                 await checkpoints.remove(connection, job, manifest)
+            await attempts.unsweep(connection, job, {manifest.attempt for manifest in manifests})
             reason = deletion_reason(manifests, why)
             await events.add(connection, job, self.clock.now(), RETENTION, reason)
+        self._forgotten.setdefault(job, set()).update(blobs_of(manifests))
 
     async def _for_each_job(
         self, found: Iterable[str], what: str, step: Callable[[str], Coroutine[None, None, None]]
@@ -213,10 +221,12 @@ class Cleaner:
         return done
 
     async def _try(self, what: str, step: Coroutine[None, None, None]) -> bool:
-        """Return whether the step succeeded within the time limit."""
+        """Return whether the step succeeded within the time limit. Raises `LeadershipLost`."""
         try:
             async with asyncio.timeout(_STORE_S):
                 await step
+        except LeadershipLost:
+            raise
         except Exception as error:  # noqa: BLE001 - each store has errors of its own, and each job is a tick of its own
             self._errors.failed(what, error)
             return False

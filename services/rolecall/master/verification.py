@@ -98,11 +98,11 @@ class Verifier:
             self.settled(job)
 
     async def _has_other(self, job: str, manifest: CheckpointManifest) -> bool:
-        """Return whether the job has another checkpoint of which all parts exist, in their sizes."""
+        """Return whether the job has another checkpoint of which all parts exist, unchanged."""
         async with self.database.read() as connection:
             others = [one.manifest for one in await checkpoints.of_job(connection, job) if one.manifest != manifest]
         for other in others:
-            if await examine(self.blobs, job, other, contents=False) == Verdict():
+            if await examine(self.blobs, job, other) == Verdict():
                 return True
         return False
 
@@ -132,7 +132,7 @@ class Verifier:
                 await self._tell_once(connection, job, manifest, "suspected", message)
                 return
             await checkpoints.remove(connection, job, manifest)
-            await attempts.set_swept(connection, job, manifest.attempt, False)
+            await attempts.unsweep(connection, job, [manifest.attempt])
             message = deletion_reason([manifest], verdict.damage)
         else:
             await checkpoints.set_verification(connection, job, manifest, None)
@@ -158,9 +158,9 @@ class Verifier:
             await events.add(connection, job, self.clock.now(), "checkpoint", message, attempt=manifest.attempt)
 
 
-async def examine(blobs: Blobs, job: str, manifest: CheckpointManifest, *, contents: bool = True) -> Verdict:
+async def examine(blobs: Blobs, job: str, manifest: CheckpointManifest) -> Verdict:
     """Compare all parts of a checkpoint with its manifest: first the sizes, which costs little, then the contents."""
-    for compare in (_compare_size, _compare_content) if contents else (_compare_size,):
+    for compare in (_compare_size, _compare_content):
         for part in manifest.parts:
             try:
                 async with asyncio.timeout(_PART_S + part.size / _BYTES_PER_S):

@@ -57,7 +57,7 @@ class LimitReached(RolecallError):
 
 
 class StorageLimitReached(LimitReached):
-    """The upload is refused because the jobs of the token exceed their storage limit."""
+    """An upload of a worker is refused because the jobs of its token store far more than the token may store."""
 
 
 class InvalidRequest(RolecallError):

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.keep_alive import keep_alive
 from rolecall.master.program import Master
-from rolecall.master.signals import wait
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
@@ -17,7 +17,6 @@ from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
-_KEEP_ALIVE_S = 15.0
 _MOST_POINTS, _LEAST_POINTS = 1_000_000, 100
 """Of all series in an answer, and of each one."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -106,9 +105,8 @@ async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
         if record.state.ended:
             yield f"event: end\ndata: {record.state}\n\n".encode()
             return
-        await wait(ticket, _KEEP_ALIVE_S)
-        if not ticket.is_set():
-            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
+        async for comment in keep_alive(ticket):
+            yield comment
 
 
 def _series(worker: WorkerRecord, points: list[dict[str, Any]]) -> Series:

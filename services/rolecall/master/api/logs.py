@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, Field
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
 from rolecall.master.log_starts import start_of_last, start_since
@@ -25,7 +26,6 @@ from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
-_KEEP_ALIVE_S = 15.0
 _LOGS = {"content": {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/event-stream")}}
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
@@ -33,8 +33,6 @@ _BLOCK = 1 << 20
 _FOLLOWED_BLOCK = 1 << 16
 """Smaller, because each of its bytes can be an empty line, and each line becomes an event."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
-_NOTHING_NEW = b": nothing new\n\n"
-"""A comment, which detects clients that have disconnected, and tells them that the stream is alive."""
 _MAX_TEXTS = 10
 _TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -178,7 +176,7 @@ async def _follow(
             except NotFound:
                 return  # The job has been deleted.
         number = number or record.attempt or None
-        over = record.state.ended or (number is not None and number < record.attempt)
+        over = ends = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
             await follower.turn_to(job, number)
             async for comment in follower.find_starts():
@@ -192,9 +190,12 @@ async def _follow(
         if over and number is not None:
             number += 1
             continue
-        await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
-        if not ticket.is_set() and not follower.holds_back:
-            yield _NOTHING_NEW
+        if follower.holds_back:
+            await wait(ticket, _PARTIAL_S)
+            continue
+        # The wait for the rest of the log of an ended worker has a limit, which no notification announces.
+        async for comment in keep_alive(ticket, 1 if ends else LOOK_AFTER):
+            yield comment
 
 
 class _Follower:
@@ -241,9 +242,9 @@ class _Follower:
             start = await asyncio.to_thread(self._choice.start, self._streams, worker)
             self._position.offsets[worker.rank] = start
             self._lines[worker.rank] = self._lines_of(worker, start)
-            if self._loop.time() - commented_at > _KEEP_ALIVE_S:
+            if self._loop.time() - commented_at > EVERY_S:
                 commented_at = self._loop.time()
-                yield _NOTHING_NEW
+                yield NOTHING_NEW
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""
@@ -260,8 +261,8 @@ class _Follower:
             # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
             while (events := await asyncio.to_thread(self._read, worker, lines)) is not None:
                 now = self._fed_at[worker.rank] = self._loop.time()
-                if events or now - sent_at > _KEEP_ALIVE_S:
-                    yield events or _NOTHING_NEW
+                if events or now - sent_at > EVERY_S:
+                    yield events or NOTHING_NEW
                     sent_at = now
             waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
             if lines.has_rest and (over or (self.holds_back and waited_s >= _PARTIAL_S)):

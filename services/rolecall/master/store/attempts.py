@@ -96,11 +96,17 @@ async def unswept(connection: AsyncConnection) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
-async def set_swept(connection: AsyncConnection, job: str, number: int, swept: bool = True) -> None:
-    """Store whether the unreferenced blobs of the attempts up to `number` are deleted."""
+async def set_swept(connection: AsyncConnection, job: str, number: int) -> None:
+    """Record that the unreferenced blobs of the attempts up to `number` are deleted."""
     await connection.execute(
-        update(attempts).where(attempts.c.job == job, attempts.c.number <= number).values(swept=swept)
+        update(attempts).where(attempts.c.job == job, attempts.c.number <= number).values(swept=True)
     )
+
+
+async def unsweep(connection: AsyncConnection, job: str, numbers: Iterable[int]) -> None:
+    """Record that these attempts have unreferenced blobs (again)."""
+    chosen = (attempts.c.job == job, attempts.c.number.in_(tuple(numbers)))
+    await connection.execute(update(attempts).where(*chosen).values(swept=False))
 
 
 async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptSummary]:

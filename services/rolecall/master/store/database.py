@@ -28,7 +28,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import terms
 from rolecall.spec.errors import SettingsError
 
@@ -97,17 +96,6 @@ class Database:
     def fence(self, term: int) -> None:
         """Restrict writes to this term of leadership."""
         self._term = term
-
-    async def require_term(self) -> None:
-        """Raise `LeadershipLost` when another master leads.
-
-        Call it directly before an effect outside the database that can't be undone.
-        """
-        if self._term is None:
-            return
-        async with self.read() as connection:
-            if await terms.current(connection) != self._term:
-                raise LeadershipLost("this master no longer leads; ask the one that leads")
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncConnection]:
