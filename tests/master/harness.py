@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import sqlite3
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 from pydantic import Field, SecretStr
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, compile_path
 from tests.running import accepted
 
 from rolecall import __version__
@@ -25,7 +26,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
 from rolecall.master.program import Master, Program, open_master
-from rolecall.master.server import MasterServer, listen, read_certificate
+from rolecall.master.server import MasterServer, create_app, listen, read_certificate
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
@@ -171,7 +172,8 @@ async def serving(
         _share_routes(server)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:
+        hooks = {"response": [_check_documented]}
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify, event_hooks=hooks) as http:
             try:
                 while not (await http.get("/healthz")).is_success:
                     assert not task.done()
@@ -188,6 +190,27 @@ def _share_routes(server: MasterServer) -> None:
     """
     routes = cast(FastAPI, server.config.app).router.routes
     routes[:] = _ROUTES.setdefault("first", routes[:])
+
+
+@cache
+def _responses() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    """The documented responses of each path by method, those of the most specific paths first."""
+    paths = create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi()["paths"]
+    ordered = sorted(paths, key=lambda path: path.count("{"))
+    return [(compile_path(path)[0], {name: one["responses"] for name, one in paths[path].items()}) for path in ordered]
+
+
+async def _check_documented(answer: httpx.Response) -> None:
+    """Assert that the OpenAPI document has the status and the media type of an answer."""
+    path, method = answer.request.url.path, answer.request.method.lower()
+    responses = next((one[method] for at, one in _responses() if method in one and at.match(path)), None)
+    if responses is None:
+        return  # There is no such call, or it is a page.
+    what = f"{method} {path}: {answer.status_code}"
+    assert str(answer.status_code) in responses, f"{what} is not documented"
+    media = responses[str(answer.status_code)].get("content")
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    assert not media or kind in media, f"{what} has the media type {kind}"
 
 
 def still_master(data: Path, clock: Clock | None = None, **values: Any) -> AbstractAsyncContextManager[Master]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.program import Master
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
@@ -47,6 +48,7 @@ class Recorded(Value):
     "/attempts/{attempt}/ranks/{rank}/streams/{kind}",
     dependencies=[Depends(needs(Scope.NODE))],
     summary="Append to a log or progress stream",
+    responses=documented(409),
 )
 async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
     job: str,
@@ -75,7 +77,11 @@ async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
 
 
 @router.put(
-    "/attempts/{attempt}/blobs/{name:path}", status_code=201, dependencies=[_OfAttempt], summary="Upload a blob"
+    "/attempts/{attempt}/blobs/{name:path}",
+    status_code=201,
+    dependencies=[_OfAttempt],
+    summary="Upload a blob",
+    responses=documented(400, 409, 413),
 )
 async def put_blob(  # noqa: PLR0917 - the framework passes by name
     job: str,
@@ -101,7 +107,12 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
-@router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
+@router.get(
+    "/blobs/{number}/{name:path}",
+    summary="Download a blob of any attempt",
+    response_class=StreamingResponse,
+    responses=documented(409),
+)
 async def get_blob(job: str, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
     """Return a blob's content to a worker of the job's current attempt."""
     async with master.database.read() as connection:
@@ -111,7 +122,11 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
 
 
 @router.post(
-    "/attempts/{attempt}/checkpoints", status_code=201, dependencies=[_OfAttempt], summary="Record a checkpoint"
+    "/attempts/{attempt}/checkpoints",
+    status_code=201,
+    dependencies=[_OfAttempt],
+    summary="Record a checkpoint",
+    responses=documented(409),
 )
 async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest, master: Running) -> Recorded:
     """Record a checkpoint, which becomes valid. All its parts must be complete."""
@@ -128,7 +143,13 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
     return Recorded(recorded=fresh)
 
 
-@router.post("/attempts/{attempt}/artifacts", status_code=201, dependencies=[_OfAttempt], summary="Record an artifact")
+@router.post(
+    "/attempts/{attempt}/artifacts",
+    status_code=201,
+    dependencies=[_OfAttempt],
+    summary="Record an artifact",
+    responses=documented(409),
+)
 async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
     """Record a blob as an artifact that users can download by its name."""
     await _check_blob(master, job, notice.blob, notice.size)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, controls_job, needs
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.store import deletion, jobs
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
@@ -43,7 +44,9 @@ async def prune_jobs(request: PruneRequest, master: Running, caller: Caller) -> 
     return PruneSummary(jobs=pruned, size=sizes.total())
 
 
-@router.delete("/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job")
+@router.delete(
+    "/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job", responses=documented(409)
+)
 async def delete_job(job: str, master: Running, caller: Caller, force: bool = False) -> None:
     """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query
 from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.program import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
@@ -35,7 +36,10 @@ _ARCHIVE = {
 
 
 @router.get(
-    "/artifacts/{name}", summary="Download an artifact", response_class=StreamingResponse, responses={**_RESPONSES}
+    "/artifacts/{name}",
+    summary="Download an artifact",
+    response_class=StreamingResponse,
+    responses={**_RESPONSES, **documented(416)},
 )
 async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     job: str,

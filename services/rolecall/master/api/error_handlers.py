@@ -69,7 +69,7 @@ _TYPES = {
 """The types of the other problem documents, by status."""
 PROBLEM_TYPES = sorted({PROBLEM_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
 """The values of `type` in problem documents. They are stable, so that programs can distinguish causes."""
-# The OpenAPI schema of a problem document, and the statuses that routes can answer with, see `openapi.complete`.
+# The OpenAPI schema of a problem document, and the meanings of its statuses.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
 _FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
 SCHEMA: dict[str, Any] = {
@@ -91,7 +91,6 @@ _MEANING = {
     401: "The token is missing or wrong.",
     403: "The token does not allow this call.",
     404: "There is no such job, node, workload, checkpoint or artifact.",
-    405: "There is no such call at this path.",
     409: "The request contradicts what is stored.",
     413: "The body is too large, or exceeds what the job or its token may store.",
     416: "The requested range is outside the file.",
@@ -102,9 +101,17 @@ _MEANING = {
     507: "The master's volume is full.",
 }
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": meaning, "content": _CONTENT} for status, meaning in _MEANING.items()
-}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI descriptions of problem documents with these statuses."""
+    return {status: {"description": _MEANING[status], "content": _CONTENT} for status in statuses}
+
+
+RESPONSES = documented(401, 403, 422, 429, 500, 503)
+"""The errors of every call that needs a token. `openapi.complete` adds those that depend on a call's form, and routes
+declare the others.
+"""
 
 _PATH_CHARS = 400
 RETRY_AFTER = {"Retry-After": "2"}

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from rolecall.kit.pictures import pipeline_svg, timeline_svg
 from rolecall.kit.pipeline_steps import newest_step
 from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.inspections import NodeReply, parse_answer
 from rolecall.master.program import Master
 from rolecall.master.store import jobs, workers
@@ -50,7 +51,7 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
     dependencies=_SEES,
     summary="Show what the workers did in their recent steps",
     response_model=TimelineDocument,
-    responses={200: {"content": {"image/svg+xml": {}}}},
+    responses={200: {"content": {"image/svg+xml": {}}}, **documented(409)},
 )
 async def show_timeline(
     job: str,
@@ -106,7 +107,9 @@ async def show_timeline(
     return Response(body, media_type=kind)
 
 
-@router.post("/stacks", dependencies=_CONTROLS, summary="Show the stack traces of the workers")
+@router.post(
+    "/stacks", dependencies=_CONTROLS, summary="Show the stack traces of the workers", responses=documented(409)
+)
 async def show_stacks(job: str, master: Running) -> StacksDocument:
     """Return the stack traces of all Python threads of the running workers.
 
@@ -119,7 +122,9 @@ async def show_stacks(job: str, master: Running) -> StacksDocument:
     return StacksDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
 
 
-@router.post("/profile", status_code=202, dependencies=_CONTROLS, summary="Profile running workers")
+@router.post(
+    "/profile", status_code=202, dependencies=_CONTROLS, summary="Profile running workers", responses=documented(409)
+)
 async def start_profile(job: str, request: ProfileRequest, master: Running) -> ProfileDocument:
     """Record the next steps of some workers with `torch.profiler`.
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import Cursor, LabelFilter, merge_patch
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
@@ -96,7 +97,7 @@ async def change_job(job: str, request: JobUpdate, master: Running, caller: Call
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job")
+@router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job", responses=documented(409))
 async def cancel_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop the job for good. Possible in every state except the final ones."""
     async with master.database.write() as connection:
@@ -105,7 +106,7 @@ async def cancel_job(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job")
+@router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job", responses=documented(409))
 async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
     async with master.database.write() as connection:
@@ -116,7 +117,7 @@ async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job")
+@router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job", responses=documented(409))
 async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
@@ -126,7 +127,7 @@ async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job")
+@router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job", responses=documented(409))
 async def retry_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, Field
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
@@ -89,7 +90,9 @@ class Position:
         return f"{self.attempt};{','.join(f'{rank}={offset}' for rank, offset in self.offsets.items())}"
 
 
-@router.get("/logs", summary="Read the logs", response_class=StreamingResponse, responses={200: _LOGS})
+@router.get(
+    "/logs", summary="Read the logs", response_class=StreamingResponse, responses={200: _LOGS, **documented(400)}
+)
 async def read_logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,

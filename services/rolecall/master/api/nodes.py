@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from rolecall import __version__
 from rolecall.master import registry
 from rolecall.master.api.auth import Running, needs
+from rolecall.master.api.error_handlers import documented
 from rolecall.spec.access import Scope
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.role import Role
@@ -28,7 +29,7 @@ async def _known_role(request: Request) -> None:
         )
 
 
-@router.post("", summary="Register a node", dependencies=[Depends(_known_role)])
+@router.post("", summary="Register a node", dependencies=[Depends(_known_role)], responses=documented(409))
 async def register_node(spec: NodeSpec, master: Running) -> Registered:
     """Register a node, also after a restart. The workers of its previous incarnation are then lost."""
     await registry.register(master, spec)
@@ -39,7 +40,12 @@ async def register_node(spec: NodeSpec, master: Running) -> Registered:
     )
 
 
-@router.post("/{name}/heartbeat", summary="Report the workers and get the desired ones", response_model=Desired)
+@router.post(
+    "/{name}/heartbeat",
+    summary="Report the workers and get the desired ones",
+    response_model=Desired,
+    responses=documented(409),
+)
 async def send_heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
     """Record the workers that the node runs, and return those that it should run.
 

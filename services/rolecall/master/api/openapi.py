@@ -5,12 +5,19 @@ from typing import Any, cast
 
 from pydantic.json_schema import models_json_schema
 
-from rolecall.master.api.error_handlers import SCHEMA
+from rolecall.master.api.error_handlers import SCHEMA, documented
 from rolecall.master.catalogue import Catalogue
 
 Document = dict[str, Any]
 _INTERNAL = "/internal/"
 _COMPONENTS = "#/components/schemas/"
+_ACCEPTS_UNKNOWN_NAMES = frozenset({"put_answer", "remove_node"})
+"""Calls that do nothing for a job or node that doesn't exist."""
+_ACCEPTS_ALL = frozenset({"show_cluster_info"})
+"""Calls of nodes without a parameter that is checked."""
+_STORES_NOTHING = frozenset({"put_answer", "show_stacks", "start_profile"})
+_OF_TOKENS = frozenset({"401", "403", "429", "503"})
+"""Errors of calls that need a token: only they wait for a place among its connections, and for the master to lead."""
 _PARAMS = "Params."
 """The prefix of the schemas of workloads' parameters, so that they differ from those of the API."""
 
@@ -19,9 +26,9 @@ def complete(document: Document, catalogue: Catalogue) -> Document:
     """The framework's document with what it doesn't know: problem documents, and the parameters of each workload."""
     components = document["components"]["schemas"]
     components["Problem"] = SCHEMA
-    for item in document["paths"].values():
+    for path, item in document["paths"].items():
         for method, operation in item.items():
-            _drop_impossible_statuses(method, operation)
+            operation["responses"] = _responses(path, method, operation)
     if catalogue.workloads:
         _describe_requests(components, catalogue)
     body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]
@@ -41,14 +48,21 @@ def of_nodes(document: Document) -> Document:
     return _part(document, lambda path: path.startswith(_INTERNAL))
 
 
-def _drop_impossible_statuses(method: str, operation: Document) -> None:
-    """Of the statuses that all routes declare, drop those that depend on a range or on a body that is stored."""
-    headers = {one["name"].lower() for one in operation.get("parameters", ()) if one["in"] == "header"}
-    responses: Document = operation["responses"]
-    if "range" not in headers:
-        responses.pop("416", None)
-    if method == "get":
-        responses.pop("413", None)
+def _responses(path: str, method: str, operation: Document) -> Document:
+    """The declared responses with the errors that depend on the form of a call, and without those it can't have."""
+    name, has_body = operation["operationId"], "requestBody" in operation
+    possible = {
+        404: "{" in path and name not in _ACCEPTS_UNKNOWN_NAMES,
+        400: has_body,
+        413: has_body,
+        507: method != "get" and name not in _STORES_NOTHING,
+    }
+    found: Document = operation["responses"] | documented(*(status for status, is_so in possible.items() if is_so))
+    impossible = set[str]() if "security" in operation else {*_OF_TOKENS}
+    if name in _ACCEPTS_ALL:
+        impossible.add("422")
+    texts = {str(status): one for status, one in found.items()}
+    return {status: texts[status] for status in sorted(texts.keys() - impossible)}
 
 
 def _describe_requests(components: Document, catalogue: Catalogue) -> None:

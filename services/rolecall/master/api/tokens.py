@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Response
 
 from rolecall.master.api.auth import Caller, Running, needs
+from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import merge_patch
 from rolecall.master.program import Master
 from rolecall.master.store import tokens
@@ -40,7 +41,7 @@ async def list_tokens(master: Running) -> TokenList:
     return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets, now) for token in found)])
 
 
-@router.post("", status_code=201, summary="Create a token")
+@router.post("", status_code=201, summary="Create a token", responses=documented(409))
 async def create_token(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
     """Create a token. Only this response contains its secret."""
     if request.name in BUILT_IN:
@@ -52,7 +53,7 @@ async def create_token(request: TokenRequest, response: Response, master: Runnin
     return TokenSecret(token=await _changed(master, request.name), secret=secret)
 
 
-@router.patch("/{name}", summary="Change a token", openapi_extra=merge_patch("TokenUpdate"))
+@router.patch("/{name}", summary="Change a token", openapi_extra=merge_patch("TokenUpdate"), responses=documented(409))
 async def change_token(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
     """Change the token's scopes, limits or expiry. Omitted fields keep their values."""
     _refuse_built_in(name)
@@ -64,7 +65,7 @@ async def change_token(name: str, request: TokenUpdate, master: Running) -> Toke
     return await _changed(master, name)
 
 
-@router.post("/{name}/rotate", summary="Rotate a token")
+@router.post("/{name}/rotate", summary="Rotate a token", responses=documented(409))
 async def rotate_token(name: str, request: Rotation, master: Running) -> TokenSecret:
     """Create a new secret. The current one stays valid for `overlap_s` seconds."""
     _refuse_built_in(name)
@@ -75,7 +76,7 @@ async def rotate_token(name: str, request: Rotation, master: Running) -> TokenSe
     return TokenSecret(token=await _changed(master, name), secret=secret)
 
 
-@router.delete("/{name}", status_code=204, summary="Revoke a token")
+@router.delete("/{name}", status_code=204, summary="Revoke a token", responses=documented(409))
 async def revoke_token(name: str, master: Running) -> None:
     """Revoke all secrets of the token immediately. Its jobs continue without its limits, and keep their owner."""
     _refuse_built_in(name)

@@ -1,0 +1,110 @@
+"""The commands of README.md, as printed, in a new shell."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.jobs import long_job, past_step
+from tests.conftest import Cluster
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+"""The language and the text of each block. Those of `bash` are executed by `test_docs.py`."""
+SHORT: dict[str, dict[str, Any]] = {
+    "embedding-ddp": {"epochs": 1, "max_steps": 20},
+    "rnn-lm": {"embedding_dim": 8, "hidden_dim": 8, "epochs": 1, "max_steps": 4},
+}
+"""Parameters that make the examples short. `test_demo.py` and `tests/cluster` run them in full."""
+
+
+def block(beginning: str) -> list[str]:
+    """The lines of the block that begins so."""
+    (found,) = [text for _, text in BLOCKS if text.startswith(beginning)]
+    return found.splitlines()
+
+
+def in_new_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a shell that has inherited no settings, in `folder`."""
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder), **variables}
+    command = ["bash", "-e", "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
+    return done
+
+
+def test_every_block_is_executed() -> None:
+    """`tests/deploy/test_containers.py` runs the containers' commands on an engine."""
+    others = [text.splitlines()[0] for language, text in BLOCKS if language not in {"bash", "mermaid"}]
+    assert others == [
+        "make demo",
+        "source .venv/bin/activate",
+        "docker compose up --detach --wait",
+        "k8s/quickstart --registry registry.example.com/team",
+    ]
+
+
+def test_the_targets_of_make_run_what_the_tests_run() -> None:
+    demo, fast = block("make demo")
+    assert "examples/demo.sh" in in_new_shell(f"{demo} --dry-run", ROOT).stdout
+    assert '-m "not slow"' in in_new_shell(f"{fast} --dry-run", ROOT).stdout
+
+
+def test_the_quick_start_of_kubernetes(tmp_path: Path) -> None:
+    (command,) = block("k8s/quickstart")
+    done = in_new_shell(f"{command} --print --directory {tmp_path / 'mine'}", ROOT)
+    assert "registry.example.com/team" in done.stdout + (tmp_path / "mine/kustomization.yaml").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_quick_start(cluster: Cluster, tmp_path: Path, rows: Path) -> None:
+    shell = new_shell(cluster, tmp_path)
+    first, *commands = block("source .venv")
+    ended: list[str] = []
+    for command in commands[: commands.index("rolecall pause ID")]:
+        known = ended or [""]
+        done = shell(f"{first}\n{named(command, known)}")
+        assert done.stdout, command
+        if "submit" in command:
+            ended.append(newest_job(cluster))
+    assert cluster.job(ended[0])["state"] == "succeeded"
+    assert (tmp_path / "model.zip").stat().st_size > 1000
+
+    job = cluster.submit(long_job(rows))
+    cluster.until(job, past_step(5))
+    states = {"pause": "paused", "resume": "running", "cancel": "cancelled", "retry": "running"}
+    for action, state in states.items():
+        commands.remove(f"rolecall {action} ID")
+        shell(f"{first}\n{named(f'rolecall {action} ID', [job])}")
+        cluster.until(job, lambda document, state=state: document["state"] == state)
+    rest = commands[commands.index("rolecall delete ID") :]
+    for command in rest:
+        shell(f"{first}\n{named(command, ended)}")
+    assert cluster.client.get(f"/jobs/{ended[0]}").status_code == 404
+    cluster.client.delete("/tokens/alice").raise_for_status()
+
+
+def new_shell(cluster: Cluster, folder: Path) -> Any:
+    """Runs scripts in a folder like that of the project, where a user who has started the cluster finds it."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "examples").mkdir()
+    for name, params in SHORT.items():
+        job = json.loads((ROOT / f"examples/{name}.json").read_text().replace("examples/data", f"{ROOT}/examples/data"))
+        job["params"] |= params
+        (folder / f"examples/{name}.json").write_text(json.dumps(job))
+    config = str(cluster.data / "config")
+    return lambda script: in_new_shell(script, folder, XDG_CONFIG_HOME=config)
+
+
+def named(command: str, jobs: list[str]) -> str:
+    """The command with the ids of jobs: the first one's, and for two jobs also the next one's."""
+    command = command.replace("ID ID", f"{jobs[0]} {jobs[-1]}")
+    return re.sub(r"\bID\b", jobs[0], command)
+
+
+def newest_job(cluster: Cluster) -> str:
+    return cluster.client.get("/jobs", params={"limit": 1}).raise_for_status().json()["jobs"][0]["id"]
