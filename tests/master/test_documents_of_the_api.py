@@ -39,7 +39,7 @@ def test_operations_have_names_and_describe_their_errors(document: dict[str, Any
     # `test_statuses.py` compares the statuses with what the routes answer.
     for operation in operations:
         errors = {status: one for status, one in operation["responses"].items() if int(status) >= 400}
-        assert {"422", "500"} <= errors.keys()
+        assert "500" in errors
         for error in errors.values():
             assert list(error["content"]) == ["application/problem+json"]
     patch = document["paths"]["/jobs/{job}"]["patch"]["requestBody"]["content"]
