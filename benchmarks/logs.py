@@ -63,8 +63,8 @@ def ended_job(client: Client, folder: Path, size: int) -> str:
 def serving(client: Client, master: psutil.Process, job: str) -> str:
     """Read the logs of a job once."""
     before_s, begin_s, size = cpu_s(master), time.perf_counter(), 0
-    for piece in client.log(job, {}):
-        size += len(piece)
+    for chunk in client.log(job, {}):
+        size += len(chunk)
     wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
     return f"{size / 1e6:.0f} MB with names: {size / 1e6 / wall_s:.0f} MB/s, {own_s:.2f} s of the master's CPU"
 

@@ -30,15 +30,15 @@ while True:
 """
 TWO = """
 import json, sys
-from rolecall.supervisor import Program, Supervisor
-with Supervisor([Program("", json.loads(command), {}) for command in sys.argv[1:]]) as supervisor:
+from rolecall.supervisor import SupervisedProgram, Supervisor
+with Supervisor([SupervisedProgram("", json.loads(command), {}) for command in sys.argv[1:]]) as supervisor:
     while not supervisor.should_exit:
         supervisor.wait()
 """
 STUBBORN = """
 import sys
-from rolecall.supervisor import Program, Supervisor
-with Supervisor([Program("stubborn", sys.argv[1:], {})]) as supervisor:
+from rolecall.supervisor import SupervisedProgram, Supervisor
+with Supervisor([SupervisedProgram("stubborn", sys.argv[1:], {})]) as supervisor:
     while not supervisor.should_exit:
         supervisor.wait()
 """

@@ -18,8 +18,8 @@ class ForkRequest(Value):
     launch: WorkerLaunch
     workdir: Path
     """The worker's folder (see `spec.workdir`), which must exist."""
-    data: Path
-    """The node's data folder, most of which the sandbox hides from the worker."""
+    data: Path | None = None
+    """The node's data folder, most of which the sandbox hides from the worker; None if `cache` lies directly in it."""
     cache: Path
     """The folder that the workers of this owner share on the node. It persists between attempts."""
     master_url: str

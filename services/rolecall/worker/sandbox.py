@@ -114,6 +114,7 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
 
 def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     """The paths with the worker's access rights."""
+    data = (request.data or request.cache.parent).resolve()
     yield from _SYSTEM
     yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # The driver creates some on first use.
     libraries = [path.resolve() for path in read_library_paths()]
@@ -123,7 +124,7 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     roots = [path.resolve() for path in settings.data_roots]
     roots = [root for root in roots if not any(root.is_relative_to(path) for path in private)]
     for path in dict.fromkeys((*_SOFTWARE, *libraries, *plugins, *roots)):
-        yield from _except(path, (request.data.resolve(), *_NEVER, *private, *tokens))
+        yield from _except(path, (data, *_NEVER, *private, *tokens))
     yield _SHARED_MEMORY, WRITE
     # The worker writes only to files that were opened before (see `worker.outputs`).
     yield request.workdir, READ
