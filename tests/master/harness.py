@@ -162,14 +162,18 @@ async def serving(
     verify: ssl.SSLContext = NO_AUTHORITIES,
     clock: Clock | None = None,
     catalogue: Catalogue | None = None,
+    *,
+    own_routes: bool = False,
 ) -> AsyncIterator["Client"]:
     """A master that serves until the block ends; its whole state is in `settings.data`.
 
-    With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
+    With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with. A test that
+    overrides dependencies needs `own_routes`.
     """
     with listen("127.0.0.1", 0) as listener:
         server = MasterServer(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
-        _share_routes(server)
+        if not own_routes:
+            _share_routes(server)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         hooks = {"response": [_check_documented]}

@@ -26,8 +26,8 @@ from tests.master.harness import (
     make_node,
     make_settings,
     make_token,
-    on_master,
     one_trainer,
+    serving,
 )
 
 from rolecall.edge.connection_table import LimitExceeded
@@ -151,7 +151,7 @@ async def populated(client: Client) -> Place:
 @pytest.fixture
 async def prober(tmp_path: Path) -> AsyncIterator[Prober]:
     """A master with jobs, and whoever calls it."""
-    async with on_master(tmp_path, max_job_bytes=1000) as client:
+    async with serving(make_settings(tmp_path, max_job_bytes=1000), own_routes=True) as client:
         yield Prober(client, await populated(client))
 
 
