@@ -250,6 +250,11 @@ class NodeSettings(_Settings):
         return self.data / "nodes" / self.known_name
 
     @property
+    def caches(self) -> Path:
+        """The folder with a cache of prepared inputs for each owner of jobs."""
+        return self.data / "caches"
+
+    @property
     def master_url(self) -> str:
         """The URL of the control program."""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolecall.kit import cache
-from rolecall.kit.cache import build_once, evict, owner_folder
+from rolecall.kit.cache import build_once, evict, evict_all, make_owner_folder
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
@@ -83,21 +83,53 @@ def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path)
     assert not list(folder.iterdir())
 
 
+def leave(folder: Path, key: str, at: float, blocks: int = 1) -> Path:
+    """An entry of so many times 64 KiB that nobody uses."""
+    (folder / key).mkdir(parents=True)
+    (folder / key / "numbers").write_bytes(bytes(blocks << 16))
+    (folder / f"{key}.lock").touch()
+    os.utime(folder / f"{key}.lock", (at, at))
+    return folder / key
+
+
 def test_the_entries_of_all_owners_count_for_the_node(tmp_path: Path) -> None:
-    """Workers see the cache of their owner alone; the node evicts from all, and from what earlier releases left."""
-    alice, bob = (owner_folder(tmp_path, name, "job") for name in ("alice", "bob"))
-    folders = (tmp_path / "text", alice / "text", bob / "text")
-    for at, folder in enumerate(folders):
-        with user(folder, "key"):
-            pass
-        os.utime(folder / "key.lock", (at, at))
-    assert evict(alice, 1 << 16) == 0
-    assert evict(tmp_path, 1 << 16) == 2 << 16
-    assert [(folder / "key").exists() for folder in folders] == [False, False, True]
+    """The owner with the most bytes loses the oldest entries, and no owner loses any below its share."""
+    alice, bob = (make_owner_folder(tmp_path, name, "job") for name in ("alice", "bob"))
+    old = leave(alice / "text", "old", 1)
+    ours = [leave(bob / "text", f"key{number}", 2 + number) for number in range(4)]
+    assert evict(alice, 5 << 16) == 0
+    assert evict_all(tmp_path, 5 << 16) == 0
+    assert evict_all(tmp_path, 3 << 16) == 2 << 16
+    assert [one.exists() for one in (old, *ours)] == [True, False, False, True, True]
+    assert evict_all(tmp_path, 0) == 0, "no limit"
+
+
+def test_an_owner_displaces_nobody_by_links_or_times_or_entries_in_use(tmp_path: Path) -> None:
+    alice, mallory = (make_owner_folder(tmp_path, name, "job") for name in ("alice", "mallory"))
+    kept = leave(alice / "text", "kept", 1)
+    evil = leave(mallory / "text", "evil", 4e9)
+    for number in range(100):
+        os.link(evil / "numbers", evil / str(number))
+    assert evict_all(tmp_path, 3 << 16) == 0, "a file counts once, whatever its links"
+    with user(mallory / "text", "used"), user(mallory / "text", "used2"):
+        assert evict_all(tmp_path, 2 << 16) == 1 << 16
+        assert not evil.exists()
+        assert evict_all(tmp_path, 2 << 16) == 0, "mallory's entries in use exceed the limit"
+    assert kept.exists()
 
 
 def test_the_job_of_an_unknown_owner_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    assert owner_folder(tmp_path, "", "job-1") == tmp_path / "owners/_job-1"
+    assert make_owner_folder(tmp_path, "", "job-1") == tmp_path / "_job-1"
+
+
+def test_a_link_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "caches").mkdir()
+    (tmp_path / "caches/alice").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError, match="caches/alice is a link"):
+        make_owner_folder(tmp_path / "caches", "alice", "job")
+    leave(tmp_path / "elsewhere/text", "key", 1)
+    assert evict_all(tmp_path / "caches", 1) == 0
 
 
 def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:
@@ -178,7 +210,7 @@ def test_an_entry_that_can_not_be_deleted_keeps_no_other(
 def test_a_cache_that_can_not_be_listed_fails_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(found: Path) -> Iterator[cache.Entry]:
+    def fail(found: Path, _: object) -> Iterator[cache.Entry]:
         raise OSError("stale file handle")
 
     monkeypatch.setattr(cache, "_entries", fail)

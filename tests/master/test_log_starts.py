@@ -1,13 +1,16 @@
 """Where the newest lines of a log begin: since a time, and a number of lines with a text."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rolecall.master import log_starts, segments
 from rolecall.master.log_filter import TextFilter, record_times
 from rolecall.master.log_starts import start_of_last, start_since
+from rolecall.master.log_threads import Search
 from rolecall.master.streams import StreamKey, Streams
 
 KEY = StreamKey("job", 1, 0, "log")
@@ -35,20 +38,30 @@ def stored(root: Path, *parts: bytes, log_bytes: int = 1 << 30) -> Streams:
     return Streams(root, log_bytes, lambda: 0.0)
 
 
+def found(search: Callable[..., Search], streams: Streams, *given: Any) -> int:
+    """The result of a search."""
+    steps = search(streams, KEY, *given)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 @pytest.mark.parametrize("block", [80, 200, 1 << 20])
 def test_older_records_are_left_out_with_what_precedes_and_belongs_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(log_starts, "BLOCK", block)
     streams = stored(tmp_path, OLD + NEW)
-    assert start_since(streams, KEY, NOON) == len(OLD)
-    assert start_since(streams, KEY, NOON - timedelta(hours=2)) == 0
-    assert start_since(streams, KEY, NOON + timedelta(hours=3)) == len(OLD + NEW)
+    assert found(start_since, streams, NOON) == len(OLD)
+    assert found(start_since, streams, NOON - timedelta(hours=2)) == 0
+    assert found(start_since, streams, NOON + timedelta(hours=3)) == len(OLD + NEW)
 
 
 def test_a_log_without_records_is_new(tmp_path: Path) -> None:
-    assert start_since(stored(tmp_path, b"printed\n" * 9), KEY, NOON) == 0
-    assert start_since(Streams(tmp_path / "none", 1, lambda: 0.0), KEY, NOON) == 0
+    assert found(start_since, stored(tmp_path, b"printed\n" * 9), NOON) == 0
+    assert found(start_since, Streams(tmp_path / "none", 1, lambda: 0.0), NOON) == 0
 
 
 def test_each_second_of_a_long_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +69,7 @@ def test_each_second_of_a_long_log_is_found(tmp_path: Path, monkeypatch: pytest.
     lines = [f"{(NOON + timedelta(seconds=n)).isoformat()} INFO {n}\nprinted\n".encode() for n in range(1000)]
     streams = stored(tmp_path, b"".join(lines[:300]), b"".join(lines[700:]))
     for number in (1, 17, 299, 702, 999):
-        begin = start_since(streams, KEY, NOON + timedelta(seconds=number))
+        begin = found(start_since, streams, NOON + timedelta(seconds=number))
         # What was printed after the last older record may be new.
         assert streams.read_log(KEY, begin, 1000).data.startswith(b"printed\n" + lines[number])
 
@@ -67,8 +80,35 @@ def test_the_search_for_a_time_reads_little(tmp_path: Path, monkeypatch: pytest.
     read = list[int]()
     read_log = streams.read_log
     monkeypatch.setattr(streams, "read_log", lambda *given: (read.append(given[1]), read_log(*given))[1])
-    assert start_since(streams, KEY, NOON + timedelta(hours=1)) == streams.size(KEY)
+    assert found(start_since, streams, NOON + timedelta(hours=1)) == streams.size(KEY)
     assert len(read) < 50
+
+
+def test_a_log_without_newer_records_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few records at the start, and then only what the job prints."""
+    monkeypatch.setattr(log_starts, "BLOCK", 1000)
+    streams = stored(tmp_path, OLD + b"printed\n" * 20_000)
+    read = list[int]()
+    read_log = streams.read_log
+    monkeypatch.setattr(streams, "read_log", lambda *given: (read.append(given[2]), read_log(*given))[1])
+    assert found(start_since, streams, NOON) == len(OLD)
+    assert sum(read) < 1.2 * streams.size(KEY)
+
+
+def test_a_record_at_the_border_of_two_segments_is_found(tmp_path: Path) -> None:
+    data = b"printed\n" + OLD + NEW
+    for border in range(8, len(data)):
+        root = tmp_path / str(border)
+        segments.append(root / "job/1/0", 0, data[:border], 8, cut=False)
+        segments.append(root / "job/1/0", border, data[border:], 8, cut=False)
+        streams = Streams(root, 1 << 30, lambda: 0.0)
+        assert len(streams.log_segments(KEY)) == 2
+        assert found(start_since, streams, NOON) == len(b"printed\n" + OLD)
+
+
+def test_the_note_of_a_gap_is_no_line_with_the_text(tmp_path: Path) -> None:
+    streams = stored(tmp_path, b"needle\n", b"other\n" * 9)
+    assert found(start_of_last, streams, TextFilter(["needle"], ""), 1, 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,10 +134,9 @@ def test_the_last_lines_with_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = [b"Error %d\n" % n if n % 10 == 0 else b"line %d\n" % n for n in range(100)]
     streams = stored(tmp_path, b"".join(lines))
     wanted = TextFilter(["error"], "")
-    begin = start_of_last(streams, KEY, wanted, count, 0)
-    found = streams.read_log(KEY, begin, 1 << 20).data.count(b"Error")
-    assert found == min(count, 10)
+    begin = found(start_of_last, streams, wanted, count, 0)
+    assert streams.read_log(KEY, begin, 1 << 20).data.count(b"Error") == min(count, 10)
     floor = len(b"".join(lines[:75]))
-    assert streams.read_log(KEY, start_of_last(streams, KEY, wanted, count, floor), 1 << 20).data.count(
+    assert streams.read_log(KEY, found(start_of_last, streams, wanted, count, floor), 1 << 20).data.count(
         b"Error"
     ) == min(count, 2)

@@ -67,6 +67,8 @@ async def test_a_node_gets_the_digests_of_the_tokens_for_prometheus(client: Clie
     await one_trainer(client)
     secret = await make_token(client, "prometheus", Scope.METRICS)
     await make_token(client, "alice", Scope.READ)
+    # A token with more rights must not be configured where nodes are scraped over plain HTTP.
+    await make_token(client, "both", Scope.READ, Scope.METRICS)
     seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
     assert [token.digest for token in seen.scrape_tokens] == [digest_of(secret)]
     assert (await client.user("DELETE", "/tokens/prometheus")).is_success

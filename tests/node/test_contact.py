@@ -37,12 +37,16 @@ def test_a_node_that_its_master_refuses_is_fenced_when_it_must_count_as_lost() -
         assert contact.fence_reason(cut_off=False, now=at) is None
     contact.failed(refuses, 340.0)
     assert contact.fence_reason(cut_off=False, now=340.0) is None
+    contact.failed(MasterUnreachable("busy"), 340.5)
+    assert contact.fence_reason(cut_off=False, now=341.0) is None, "this call was not refused"
     contact.failed(refuses, 341.0)
     reason = "the master refused this node for 41 s (ROLECALL_FENCE_S): the token is revoked"
     assert contact.fence_reason(cut_off=False, now=341.0) == reason
-    contact.answered(342.0)
-    contact.failed(refuses, 343.0)
-    assert contact.fence_reason(cut_off=False, now=343.0) is None
+    contact.failed(refuses, 382.0)
+    assert contact.fence_reason(cut_off=False, now=382.0) is None, "the master was away, and has just started"
+    contact.answered(420.0)
+    contact.failed(refuses, 430.0)
+    assert contact.fence_reason(cut_off=False, now=430.0) is None
 
 
 def test_a_refusal_that_is_over_is_told_for_a_while() -> None:

@@ -141,8 +141,8 @@ async def test_workers_of_an_owner_share_a_cache_that_is_not_others(played: Play
     owned = [launch(job, "stay").model_copy(update={"owner": owner}) for job, owner in (("a", "alice"), ("b", "bob"))]
     want(played.pool, *owned, owned[0].model_copy(update={"job": "c"}))
     caches = {request.launch.job: request.cache for request in [await played.fork() for _ in range(3)]}
-    assert caches["a"] == caches["c"] == tmp_path / "cache/owners/alice"
-    assert caches["b"] == tmp_path / "cache/owners/bob"
+    assert caches["a"] == caches["c"] == tmp_path / "caches/alice"
+    assert caches["b"] == tmp_path / "caches/bob"
     assert caches["b"].is_dir()
 
 

@@ -13,7 +13,7 @@ from tests.prerequisites import require_landlock
 from tests.security.forbidding import FORBIDDING
 
 from rolecall import landlock
-from rolecall.kit.cache import owner_folder
+from rolecall.kit.cache import make_owner_folder
 from rolecall.node.folder import short_name
 from rolecall.settings import for_workers
 from rolecall.spec.fork import ForkRequest
@@ -51,14 +51,13 @@ def _landlock() -> None:
 def request_of(tmp_path: Path) -> ForkRequest:
     """A worker's request, with all around it that a node and a master have in their data folder."""
     data = tmp_path / "data"
-    others = ("nodes/n/work/other/1/0/log.txt", "blobs/other/1/model", "cache/owners/other/rows", "cache/text/rows")
+    others = ("nodes/n/work/other/1/0/log.txt", "blobs/other/1/model", "caches/other/rows", "cache/text/rows")
     for secret in ("rolecall.db", "token", *others):
         (data / secret).parent.mkdir(parents=True, exist_ok=True)
         (data / secret).write_text("secret")
     workdir = Workdir.of(data / "nodes/n", "mine", 1, 0).path
     workdir.mkdir(parents=True)
-    cache = owner_folder(data / "cache", "owner", "mine")
-    cache.mkdir()
+    cache = make_owner_folder(data / "caches", "owner", "mine")
     (tmp_path / "rows.csv").write_text("rows")
     (tmp_path / "outside").mkdir()
     return ForkRequest(
@@ -95,9 +94,9 @@ print(json.dumps({{
         outcome(lambda: os.unlink("/dev/shm/rolecall-test-{own.parts[2]}")),
         outcome(lambda: subprocess.run(["true"], check=True)), outcome(lambda: os.listdir("{tmp_path}"))],
     "refused": [read("{data}/rolecall.db"), read("{data}/token"), read("{data}/nodes/n/work/other/1/0/log.txt"),
-        read("{data}/blobs/other/1/model"), read("{data}/cache/owners/other/rows"), read("{data}/cache/text/rows"),
-        write("{data}/cache/owners/other/x"), write("{data}/cache/x"), read("/etc/shadow"), read("/root/.profile"),
-        outcome(lambda: os.symlink("/", "{data}/cache/owners/third")), write("{tmp_path}/rows.csv"),
+        read("{data}/blobs/other/1/model"), read("{data}/caches/other/rows"), read("{data}/cache/text/rows"),
+        write("{data}/caches/other/x"), write("{data}/caches/x"), read("/etc/shadow"), read("/root/.profile"),
+        outcome(lambda: os.symlink("/", "{data}/caches/third")), write("{tmp_path}/rows.csv"),
         write("{tmp_path}/outside/x"), write("/usr/x"), write("/tmp/x"), read(f"/proc/{{os.getppid()}}/environ"),
         read(f"/proc/{{os.getppid()}}/maps"), outcome(lambda: os.listdir("/tmp")),
         outcome(lambda: os.kill(os.getppid(), 0))],

@@ -1,6 +1,6 @@
-"""A node's cache of data derived from input files. Entries are built under a lock and published by an atomic rename.
+"""A node's caches of data derived from input files. Entries are built under a lock and published by an atomic rename.
 
-Each owner of jobs has a folder in the cache. Jobs can write there, and must not change the input of other owners' jobs.
+Each owner of jobs has a cache of their own. Jobs can write there, and must not change the input of other owners' jobs.
 
 Published entries are immutable, so all workers of an owner can map them into memory. A process that uses an entry holds
 a shared lock on it until the process ends; the kernel releases the lock even if the process is killed. Entries without
@@ -13,10 +13,11 @@ import logging
 import os
 import shutil
 import stat
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from rolecall.edge.logs import about
@@ -26,7 +27,6 @@ from rolecall.untrusted_files import delete_tree, open_regular
 
 _LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
-_OWNERS = "owners"
 _MAX_NAME_BYTES = 255
 _RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
 _held_locks: dict[Path, int] = {}
@@ -42,9 +42,16 @@ class Entry:
     size: int
 
 
-def owner_folder(cache: Path, owner: str, job: str) -> Path:
-    """The folder of an owner's jobs in a node's `cache`; the job's own if the owner is not known."""
-    return cache / _OWNERS / (owner or f"_{job}")  # No owner's name begins with an underscore.
+def make_owner_folder(caches: Path, owner: str, job: str) -> Path:
+    """Create the folder of an owner's jobs in a node's `caches`; the job's own if the owner is not known.
+
+    Raises `NotADirectoryError` for a link, which only a job without a sandbox can have created.
+    """
+    folder = caches / (owner or f"_{job}")  # No owner's name begins with an underscore.
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise NotADirectoryError(f"{folder} is a link, not the cache of {owner or job}; delete it")
+    return folder
 
 
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
@@ -85,25 +92,40 @@ def require_space(folder: Path, size: int) -> None:
 
 
 def evict(cache: Path, max_bytes: int) -> int:
-    """Delete the least recently used unlocked entries of `cache`, down to `max_bytes`; 0 means no limit.
-
-    `cache` is the cache of a node or of an owner.
+    """Delete the least recently used unlocked entries of an owner's `cache`, down to `max_bytes`; 0 means no limit.
 
     Returns the number of bytes freed. Raises no `OSError`, because a job can write in the cache, and the eviction is
     part of other jobs.
     """
+    return _evict(cache, [cache], max_bytes)
+
+
+def evict_all(caches: Path, max_bytes: int) -> int:
+    """Do the same for the caches of all owners of a node together.
+
+    The owner with the most bytes loses entries first, and no owner loses any below an equal share of `max_bytes`.
+    Otherwise, an owner could displace the entries of all others, for example by entries that stay in use.
+    """
+    return _evict(caches, [folder for folder in caches.glob("*") if not folder.is_symlink()], max_bytes)
+
+
+def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
     if not max_bytes:
         return 0
     failures: list[OSError] = []
-    try:
-        found = sorted(_entries(cache), key=lambda entry: entry.used_at)
-    except OSError as error:
-        found, failures = [], [error]
-    excess = sum(entry.size for entry in found) - max_bytes
-    evicted = 0
-    for entry in found:
-        if evicted >= excess:
-            break
+    entries: dict[Path, deque[Entry]] = {}
+    counted = set[tuple[int, int]]()
+    for owner in owners:
+        try:
+            entries[owner] = deque(sorted(_entries(owner, counted), key=lambda entry: entry.used_at))
+        except OSError as error:
+            failures.append(error)
+    held = {owner: sum(entry.size for entry in found) for owner, found in entries.items()}
+    share = max_bytes / max(1, sum(size > 0 for size in held.values()))
+    excess, evicted = sum(held.values()) - max_bytes, 0
+    while evicted < excess and (over := [owner for owner in entries if entries[owner] and held[owner] > share]):
+        owner = max(over, key=lambda owner: held[owner])
+        entry = entries[owner].popleft()
         try:
             deleted = _delete_unused(entry.lock)
         except OSError as error:
@@ -111,26 +133,29 @@ def evict(cache: Path, max_bytes: int) -> int:
             continue
         if deleted:
             evicted += entry.size
+            held[owner] -= entry.size
             extra = about("cache_evicted")
             _LOG.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
     if failures:
         text = "the eviction from the cache %s had errors (%d), first: %s"
-        _LOG.warning(text, cache, len(failures), failures[0], extra=about("eviction_failed"))
+        _LOG.warning(text, place, len(failures), failures[0], extra=about("eviction_failed"))
     return evicted
 
 
-def _entries(cache: Path) -> Iterator[Entry]:
-    """All entries. Follows no links that a job may have created: the evicting node is not sandboxed."""
-    # In a node's cache, entries of earlier releases have no owner.
-    found = chain(cache.glob("*"), cache.glob(f"{_OWNERS}/*/*"))
-    folders = [folder for folder in found if not folder.is_symlink()]
+def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
+    """All entries of an owner. Follows no links that a job may have created: the evicting node is not sandboxed.
+
+    A file with several links counts once: `counted` has the devices and inodes of the files so far.
+    """
+    folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
     for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
         with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
             found = lock.lstat()
             if stat.S_ISREG(found.st_mode) and _is_legal(lock):
                 target = lock.with_suffix("")
-                size = sum(_disk_usage(folder) for folder in (target, target.with_suffix(_DRAFT)))
-                yield Entry(lock, found.st_mtime, size)
+                size = sum(_disk_usage(folder, counted) for folder in (target, target.with_suffix(_DRAFT)))
+                # A job can set any time, also one to come.
+                yield Entry(lock, min(found.st_mtime, time.time()), size)
 
 
 def _is_legal(lock: Path) -> bool:
@@ -138,14 +163,16 @@ def _is_legal(lock: Path) -> bool:
     return "." not in lock.stem and len(os.fsencode(lock.with_suffix(_DRAFT).name)) <= _MAX_NAME_BYTES
 
 
-def _disk_usage(folder: Path) -> int:
+def _disk_usage(folder: Path, counted: set[tuple[int, int]]) -> int:
     size, left = 0, [folder]
     while left:
         # Other processes may delete files concurrently, and a path may be too long for lstat.
         with contextlib.suppress(OSError):
             path = left.pop()
             found = path.lstat()
-            size += found.st_blocks * 512 if path != folder else 0
+            if path != folder and (found.st_dev, found.st_ino) not in counted:
+                counted.add((found.st_dev, found.st_ino))
+                size += found.st_blocks * 512
             if stat.S_ISDIR(found.st_mode):
                 left += path.iterdir()
     return size

@@ -85,11 +85,10 @@ class Access:
         """All secrets, including those that have expired since the last `replace`."""
         return self._known.values()
 
-    def known_with(self, scope: Scope) -> Iterable[Known]:
-        """The secrets with a scope, without those of the built-in tokens."""
-        return (
-            one for one in self._known.values() if scope in one.principal.scopes and one.digest not in self._built_in
-        )
+    def known_for(self, scope: Scope) -> Iterable[Known]:
+        """The secrets with only this scope, without those of the built-in tokens."""
+        named = (known for digest, known in self._known.items() if digest not in self._built_in)
+        return (known for known in named if known.principal.scopes == frozenset({scope}))
 
     def replace(self, known: Iterable[Known]) -> None:
         """Replace all secrets except the built-in ones."""

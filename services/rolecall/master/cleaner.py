@@ -2,7 +2,8 @@
 
 It is separate from the reconciler, so that a slow blob store delays only deletion. Only the database records pending
 deletions, files of jobs are deleted before their rows, and every step can be repeated. So a master that was killed in
-between continues where it was. A master that no longer leads deletes nothing.
+between continues where it was. A master that no longer
+leads deletes no file to which a row can still refer.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.edge.logs import about
 from rolecall.master.blobs import Blobs
@@ -147,12 +150,14 @@ class Cleaner:
         async with self.database.read() as connection:
             if await checkpoints.has_unreadable(connection, job):
                 return  # The unreadable checkpoint can refer to any blob.
-            known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
+            known = await _blobs_of_checkpoints(connection, job)
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self.blobs.sweep(job, number, shared | known):
             _LOG.info("job %s: deleted %d leftover files", job, swept, extra=about("leftovers_deleted", job=job))
         async with self.database.write() as connection:
-            await attempts.set_swept(connection, job, number)
+            # If a checkpoint has been removed meanwhile, the next pass deletes its files.
+            if await _blobs_of_checkpoints(connection, job) >= known:
+                await attempts.set_swept(connection, job, number)
 
     async def _collect_all(self) -> bool:
         crowded = set(self._crowded)
@@ -184,8 +189,10 @@ class Cleaner:
         if manifests:
             await self._forget(job, manifests, why)
         kept = blobs_of(record.manifest for record in known if record.manifest not in manifests)
-        for blob in sorted(self._forgotten.get(job, set()) - kept - shared):
+        forgotten = self._forgotten.get(job, set())
+        for blob in sorted(forgotten - kept - shared):
             await self.blobs.delete(job, blob)
+            forgotten.discard(blob)  # A pass after a time limit goes on from here.
         self._forgotten.pop(job, None)
 
     async def _forget(self, job: str, manifests: list[CheckpointManifest], why: str) -> None:
@@ -232,3 +239,8 @@ class Cleaner:
             return False
         self._errors.recovered(what)
         return True
+
+
+async def _blobs_of_checkpoints(connection: AsyncConnection, job: str) -> set[str]:
+    """The blobs of all checkpoints of a job."""
+    return blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))

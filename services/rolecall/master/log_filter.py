@@ -34,6 +34,8 @@ class TextFilter:
         """Return whether the line, which comes without the prefix, contains one of the texts."""
         if self._admits_all:
             return True
+        if not line:
+            return False  # This makes empty lines cheap, of which a job can print a million per megabyte.
         folded = self._prefix + line.casefold()
         return any(text in folded for text in self._texts)
 

@@ -1,51 +1,51 @@
-"""Finds where the newest lines of a worker's log begin: since a time, and a number of lines with a text. Blocks."""
+"""Finds where the newest lines of a worker's log begin: since a time, and a number of lines with a text.
 
-from bisect import bisect_left
+The searches block, and yield after each block that they read.
+"""
+
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 
-from rolecall.master.lines import Line, Lines
+from rolecall.master.lines import Lines
 from rolecall.master.log_filter import CONTINUATION, TextFilter, record_times
+from rolecall.master.log_threads import Search
 from rolecall.master.segments import Chunk
 from rolecall.master.streams import StreamKey, Streams
 
-BLOCK = 1 << 20
+BLOCK = 1 << 16
+"""Bytes per step. Each of them can be an empty line, and a search through them must not delay other threads."""
 _OVERLAP = 64
-"""More than the bytes of a record's time, which two chunks can share."""
-_NEVER = datetime.max.replace(tzinfo=UTC)
+"""More than the bytes of a record's time, which two blocks can share."""
 
 
-def start_since(streams: Streams, key: StreamKey, moment: datetime) -> int:
+def start_since(streams: Streams, key: StreamKey, moment: datetime) -> Search:
     """The offset after the last log record from before `moment`, and after the lines that belong to it.
 
-    The times of a log must not decrease, because the search reads only a few blocks of it.
+    Searches backward, because users want the newest lines.
     """
-    blocks = range(0, streams.size(key), BLOCK)
-    newer = bisect_left(blocks, moment, key=lambda block: _first_time(streams, key, block))
-    if newer == 0:
-        return 0
-    begin = blocks[newer - 1]
-    older = (at for at, time in _records(streams, key, begin, begin + BLOCK) if time < moment)
-    # It has been deleted meanwhile if the log is at its limit.
-    last = max(older, default=begin)
-    start = last
-    for line in _lines(streams, key, last, Lines(last)):
-        if start > last and not line.text.startswith(CONTINUATION):
-            break
-        start = line.end
-    return start
+    end = streams.size(key)
+    segments = streams.log_segments(key)
+    for begin in (one for start, stop in reversed(segments) for one in reversed(range(start, stop, BLOCK))):
+        older = [at for at, time in _records(streams, key, begin) if time < moment]
+        yield
+        if older:
+            return (yield from _after_record(streams, key, older[-1], end))
+    return 0
 
 
-def start_of_last(streams: Streams, key: StreamKey, wanted: TextFilter, count: int, start: int) -> int:
+def start_of_last(streams: Streams, key: StreamKey, wanted: TextFilter, count: int, start: int) -> Search:
     """The offset at which the last `count` lines begin that `wanted` admits, or `start` if there are fewer after it."""
-    end, window = streams.size(key), BLOCK
+    end, window = streams.size(key), 16 * BLOCK
     if count == 0:
         return end
     while True:
         begin = max(start, end - window)
-        lines = Lines(begin, wanted)
-        found = deque((line.start for line in _lines(streams, key, begin, lines)), maxlen=count)
+        lines, found = Lines(begin, wanted), deque[int](maxlen=count)
+        while lines.next < end and (chunk := streams.read_log(key, lines.next, BLOCK)).data:
+            found += (line.start for line in lines.feed(chunk) if wanted.admits(line.text))
+            yield
+        found += (line.start for line in lines.flush() if wanted.admits(line.text))
         # The first line after an arbitrary offset is the rest of a longer one.
         if begin > start and found and found[0] == begin:
             found.popleft()
@@ -56,28 +56,37 @@ def start_of_last(streams: Streams, key: StreamKey, wanted: TextFilter, count: i
         window *= 8
 
 
-def _lines(streams: Streams, key: StreamKey, start: int, lines: Lines) -> Iterator[Line]:
-    for chunk in _chunks(streams, key, start):
-        yield from lines.feed(chunk)
-    yield from lines.flush()
+def _after_record(streams: Streams, key: StreamKey, record: int, end: int) -> Search:
+    """The offset after a record and the lines that belong to it."""
+    lines, start = Lines(record), record
+    while lines.next < end and (chunk := streams.read_log(key, lines.next, BLOCK)).data:
+        for line in lines.feed(chunk):
+            if start > record and not line.text.startswith(CONTINUATION):
+                return start
+            start = line.end
+        yield
+    for line in lines.flush():
+        if start > record and not line.text.startswith(CONTINUATION):
+            return start
+        start = line.end
+    return start
 
 
-def _chunks(streams: Streams, key: StreamKey, start: int) -> Iterator[Chunk]:
-    while (chunk := streams.read_log(key, start, BLOCK)).data:
-        yield chunk
-        start = chunk.end
+def _records(streams: Streams, key: StreamKey, begin: int) -> Iterator[tuple[int, datetime]]:
+    """The offsets and times of the records that begin in the block at `begin`."""
+    # The byte before tells whether a line begins at `begin`.
+    data = _contiguous(streams, key, max(0, begin - 1), BLOCK + 1 + _OVERLAP)
+    for offset, time in record_times(data.data, begins_line=data.start == 0):
+        if begin <= data.start + offset < begin + BLOCK:
+            yield data.start + offset, time
 
 
-def _first_time(streams: Streams, key: StreamKey, start: int) -> datetime:
-    return next((time for _, time in _records(streams, key, start)), _NEVER)
-
-
-def _records(streams: Streams, key: StreamKey, start: int, end: int | None = None) -> Iterator[tuple[int, datetime]]:
-    """The offsets and times of the records that begin at `start` or later, and before `end`."""
-    # The byte before tells whether a line begins at `start`.
-    at = max(0, start - 1)
-    while (end is None or at < end) and (chunk := streams.read_log(key, at, BLOCK + 1)).data:
-        for begin, time in record_times(chunk.data, begins_line=chunk.start == 0):
-            if start <= chunk.start + begin and (end is None or chunk.start + begin < end):
-                yield chunk.start + begin, time
-        at = chunk.end - _OVERLAP if len(chunk.data) > _OVERLAP and chunk.end < streams.size(key) else chunk.end
+def _contiguous(streams: Streams, key: StreamKey, start: int, size: int) -> Chunk:
+    """Up to `size` bytes of the log from `start` or from the end of a gap. They can be in several segments."""
+    found = streams.read_log(key, start, size)
+    while found.data and len(found.data) < size:
+        following = streams.read_log(key, found.end, size - len(found.data))
+        if not following.data or following.start != found.end:
+            break
+        found = Chunk(found.start, found.data + following.data)
+    return found

@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn, Self
@@ -22,6 +22,7 @@ from rolecall.master.history import History
 from rolecall.master.inspections import Inspections
 from rolecall.master.instruments import Instruments
 from rolecall.master.leadership import Leadership
+from rolecall.master.log_threads import LogThreads
 from rolecall.master.notifier import Notifier
 from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
@@ -67,6 +68,7 @@ class Master:
     blobs: Blobs
     progress: ProgressBook
     series: SeriesBook
+    log_threads: LogThreads
     reserve: Reserve
     job_quota: JobQuota
     view: View
@@ -219,7 +221,8 @@ async def open_master(
         parts = _Parts.of(settings, catalogue, database, blobs, clock, instruments)
         master = _assemble(parts, term, signing_key)
         await master.sync.refresh()
-        yield master
+        with closing(master.log_threads):
+            yield master
     finally:
         blobs.close()
         await database.close()
@@ -370,6 +373,7 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
         blobs=parts.blobs,
         progress=parts.progress,
         series=SeriesBook(parts.streams),
+        log_threads=LogThreads(),
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
         view=parts.view,

@@ -79,8 +79,8 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
         boot_id=_boot_id(),
         remote_nodes=remote,
         scrape_tokens=tuple(
-            ScrapeToken(digest=known.digest, expires_at=known.expires_at)
-            for known in master.access.known_with(Scope.METRICS)
+            ScrapeToken(digest=secret.digest, expires_at=secret.expires_at)
+            for secret in master.access.known_for(Scope.METRICS)
         ),
     )
 

@@ -124,6 +124,10 @@ class Streams:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
         return segments.read(self._folder(key), start, max_bytes)
 
+    def log_segments(self, key: StreamKey) -> list[tuple[int, int]]:
+        """The begins and ends of the kept parts of a log, in order. Between them, there can be gaps. Blocks."""
+        return [(one.start, one.end) for one in segments.segments(self._folder(key))]
+
     def tail_start(self, key: StreamKey, lines: int) -> int:
         """The offset at which the last `lines` lines of a log begin, or fewer if these have more than 8 MiB. Blocks."""
         size, window = self.size(key), _TAIL_BYTES // 128

@@ -32,6 +32,7 @@ AGAIN = timedelta(seconds=60)
 CONFIRM_AFTER = timedelta(seconds=15)
 """The minimum time between the two readings that prove damage; the job waits for both, up to `transitions.VERIFY_S`."""
 _LOOK_EVERY_S = 15.0
+_REMEMBERED = timedelta(minutes=10)
 _PART_S, _BYTES_PER_S = 60.0, 5e6
 """The time limit for reading a part: a constant, and its size divided by a minimum rate."""
 _LOG = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Verifier:
         self._errors = ErrorLog()
         self._reasons = OncePerReason()
         self._readings: dict[str, _Reading] = {}
+        self._damaged: dict[str, datetime] = {}
+        """When other checkpoints were found to be damaged. A reading takes long, so it is not repeated soon."""
 
     async def run(self) -> None:
         """Verify due checkpoints until cancelled."""
@@ -101,9 +104,16 @@ class Verifier:
         """Return whether the job has another checkpoint of which all parts exist, unchanged."""
         async with self.database.read() as connection:
             others = [one.manifest for one in await checkpoints.of_job(connection, job) if one.manifest != manifest]
+        now = self.clock.now()
+        self._damaged = {one: at for one, at in self._damaged.items() if now - at < _REMEMBERED}
         for other in others:
-            if await examine(self.blobs, job, other) == Verdict():
+            if (subject := f"{job}/{other.attempt}/{other.step}") in self._damaged:
+                continue
+            verdict = await examine(self.blobs, job, other)
+            if verdict == Verdict():
                 return True
+            if verdict.damage is not None and not verdict.is_gone:
+                self._damaged[subject] = now
         return False
 
     async def _conclude(

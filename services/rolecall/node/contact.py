@@ -21,11 +21,19 @@ class Contact:
     """The time of the master's last answer; None before the first one."""
     answering_since: float | None = None
     """The time since which the master has answered every call; None while it does not."""
-    _refused_by_master_since: float | None = None
-    """The time since which the master itself has answered every call with a refusal; None otherwise."""
+    _refused_since_by_master: float | None = None
+    _refused_at_by_master: float | None = None
+    """The first and the last of the refusals by the master itself since its last other answer."""
+    _is_refused_by_master: bool = False
+    """True if the last call was refused by the master itself."""
     _refusal: str = ""
     _refused_since: float | None = None
     _refused_until: float | None = None
+
+    @property
+    def _limit_s(self) -> float:
+        """The time after which the master must consider this node lost."""
+        return max(self.fence_s, self.node_timeout_s or 0.0)
 
     @property
     def was_made(self) -> bool:
@@ -33,7 +41,9 @@ class Contact:
         return self.answered_at is not None
 
     def answered(self, now: float) -> None:
-        self.answered_at, self._refused_by_master_since = now, None
+        self.answered_at = now
+        self._refused_since_by_master = None
+        self._is_refused_by_master = False
         if self.answering_since is None:
             self.answering_since = now
         if self._refused_since is not None and self._refused_until is None:
@@ -41,10 +51,13 @@ class Contact:
 
     def failed(self, error: MasterUnreachable, now: float) -> None:
         self.answering_since = None
-        if not (isinstance(error, MasterRefuses) and error.by_master):
-            self._refused_by_master_since = None
-        elif self._refused_by_master_since is None:
-            self._refused_by_master_since = now
+        self._is_refused_by_master = isinstance(error, MasterRefuses) and error.by_master
+        if self._is_refused_by_master:
+            # Other failures in between change nothing, but a master that was away for long has started again.
+            last = self._refused_at_by_master
+            if self._refused_since_by_master is None or last is None or now - last > self._limit_s:
+                self._refused_since_by_master = now
+            self._refused_at_by_master = now
         if isinstance(error, MasterRefuses):
             if self._refused_since is None or self._refused_until is not None:
                 self._refused_since, self._refused_until = now, None
@@ -59,11 +72,10 @@ class Contact:
         """
         if self.answered_at is None:
             return None
-        limit_s = max(self.fence_s, self.node_timeout_s or 0.0)
-        if cut_off and (silent_s := now - self.answered_at) > limit_s:
+        if cut_off and (silent_s := now - self.answered_at) > self._limit_s:
             return f"this node was cut off from its master for {silent_s:.0f} s (ROLECALL_FENCE_S)"
-        since = self._refused_by_master_since
-        if since is not None and (refused_s := now - since) > limit_s:
+        since = self._refused_since_by_master
+        if self._is_refused_by_master and since is not None and (refused_s := now - since) > self._limit_s:
             return f"the master refused this node for {refused_s:.0f} s (ROLECALL_FENCE_S): {self._refusal}"
         return None
 

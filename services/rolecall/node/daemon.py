@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
-from rolecall.kit.cache import evict
+from rolecall.kit.cache import evict, evict_all
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
@@ -21,7 +21,7 @@ from rolecall.node.worker_pool import WorkerPool
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.node import NodeSpec
 
-_EVICT_EVERY_S = 300.0
+_EVICT_EVERY_S = 60.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -91,10 +91,11 @@ class Daemon:
         await self.link.run()
 
     async def _keep_cache(self) -> None:
-        """Keep the cache of prepared inputs below its maximum size."""
-        cache, max_bytes = self._settings.data / "cache", read_worker().cache_bytes
+        """Keep the caches of prepared inputs below their maximum size."""
+        # Earlier releases had one cache for all owners, in which any job could write.
+        await run_in_daemon_thread(evict, self._settings.data / "cache", 1)
         while True:
-            await run_in_daemon_thread(evict, cache, max_bytes)
+            await run_in_daemon_thread(evict_all, self._settings.caches, read_worker().cache_bytes)
             await asyncio.sleep(_EVICT_EVERY_S)
 
     async def _drain(self) -> None:

@@ -11,7 +11,7 @@ from rolecall.spec.wire import ClusterInfo, ScrapeToken
 
 
 class ScrapeAccess:
-    """The tokens of the node's own settings, and those with the scope `metrics`, whose digests the master sends.
+    """The tokens of the node's own settings, and those with only the scope `metrics`, whose digests the master sends.
 
     While the master is unavailable, the last ones remain valid until they expire.
     """

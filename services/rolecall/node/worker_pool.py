@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.edge.logs import about
-from rolecall.kit.cache import owner_folder
+from rolecall.kit.cache import make_owner_folder
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
@@ -228,8 +228,7 @@ class WorkerPool:
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch
-        cache = owner_folder(self._settings.data / "cache", launch.owner, launch.job)
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = make_owner_folder(self._settings.caches, launch.owner, launch.job)
         return ForkRequest(
             key=str(worker.key),
             launch=launch,

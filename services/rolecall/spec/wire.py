@@ -96,7 +96,7 @@ class Registered(Value):
 
 
 class ScrapeToken(Value):
-    """A valid secret of a token with the scope `metrics`."""
+    """A valid secret of a token with only the scope `metrics`."""
 
     digest: str = Field(repr=False)
     """See `spec.token.digest_of`."""

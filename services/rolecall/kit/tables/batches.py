@@ -76,7 +76,7 @@ class TableBatches:
 
 
 def open_batches(data: TableData, batch_size: int, seed: int, cache: Path) -> TableBatches:
-    """Generate the rows of `data`, or find, parse and encode them, or open them from the node's `cache`.
+    """Generate the rows of `data`, or find, parse and encode them, or open them from the owner's `cache`.
 
     Raises `InputError` if the rows can't be used.
     """

@@ -77,7 +77,7 @@ _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 def open_corpus(text: Text, cache: Path) -> Corpus:
-    """The text's corpus in the node's `cache`, built if missing; concurrent callers wait.
+    """The text's corpus in the owner's `cache`, built if missing; concurrent callers wait.
 
     Raises `InputError` for files that are missing or not UTF-8 text, and for an empty split.
     """

@@ -2,22 +2,25 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, Field
 
-from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
 from rolecall.master.log_starts import start_of_last, start_since
+from rolecall.master.log_threads import LogThreads, Search
 from rolecall.master.program import Master
+from rolecall.master.segments import Chunk
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
@@ -27,16 +30,19 @@ from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _LOGS = {"content": {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/event-stream")}}
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
-_BLOCK = 1 << 20
-_FOLLOWED_BLOCK = 1 << 16
-"""Smaller, because each of its bytes can be an empty line, and each line becomes an event."""
+_BLOCK = 1 << 16
+"""Bytes that are read at once. Each of them can be an empty line, which becomes an event or gets a prefix."""
+_LARGE_BLOCK, _MANY_LINES = 1 << 18, 1 << 13
+"""The same for an answer with all lines, if the block has no more lines than this: it needs less time per byte."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_TEXTS = 10
 _TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
-_Text = Annotated[str, Field(min_length=1, max_length=200)]
+_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\r\n]+$")]
 _MAX_IN_ID = 16
 """In a gang with more workers, only the last line of each block has an id."""
 
@@ -58,15 +64,27 @@ class Choice(NamedTuple):
         """The filter of the worker's lines; None if it admits all."""
         return TextFilter(self.texts, _prefix(worker)) if self.texts else None
 
-    def start(self, streams: Streams, worker: WorkerRecord) -> int:
-        """The offset in the worker's log at which the requested lines begin. Blocks."""
+    def start(self, streams: Streams, worker: WorkerRecord) -> Search:
+        """Find the offset in the worker's log at which the requested lines begin."""
         key, wanted = log_key(worker), self.wanted(worker)
-        start = 0 if self.since is None else start_since(streams, key, self.since)
+        start = 0 if self.since is None else (yield from start_since(streams, key, self.since))
         if self.tail is None:
             return start
         if wanted is not None:
-            return start_of_last(streams, key, wanted, self.tail, start)
+            return (yield from start_of_last(streams, key, wanted, self.tail, start))
         return max(start, streams.tail_start(key, self.tail))
+
+
+class Reader(NamedTuple):
+    """The logs, and the threads that read them for a user."""
+
+    streams: Streams
+    threads: LogThreads
+    user: str
+
+    async def run(self, function: Callable[_P, _T], *args: _P.args, **values: _P.kwargs) -> _T:
+        """The result of a blocking function, in the user's turn."""
+        return await self.threads.run(self.user, function, *args, **values)
 
 
 @dataclass(slots=True)
@@ -96,6 +114,7 @@ class Position:
 async def read_logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,
+    caller: Caller,
     text: Annotated[list[_Text], Query(default_factory=list, max_length=_MAX_TEXTS, description=_TEXT)],
     role: Role | None = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
@@ -115,62 +134,79 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     off before `end` can be continued with `Last-Event-ID`. With `follow` or `text`, a carriage return ends a line.
     """
     choice = Choice(role, rank, tuple(text), since, tail)
+    reader = Reader(master.streams, master.log_threads, caller.name)
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
     if follow:
         position = Position.parse(last_event_id)
         if number := position.attempt or attempt:
             await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
-        return StreamingResponse(_follow(master, job, choice, attempt, position), media_type="text/event-stream")
+        events = _follow(master, reader, job, choice, attempt, position)
+        return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
-    return StreamingResponse(_whole(master.streams, members, choice), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(_whole(reader, members, choice), media_type="text/plain; charset=utf-8")
 
 
-async def _whole(streams: Streams, members: list[WorkerRecord], choice: Choice) -> AsyncIterator[bytes]:
+async def _whole(reader: Reader, members: list[WorkerRecord], choice: Choice) -> AsyncIterator[bytes]:
+    """The lines that the logs have now: a job that writes faster than they are read must not prolong the answer."""
     for worker in members:
-        start = await asyncio.to_thread(choice.start, streams, worker)
+        end = await reader.run(reader.streams.size, log_key(worker))
+        start = await reader.threads.result(reader.user, choice.start(reader.streams, worker))
         wanted = choice.wanted(worker)
-        blocks = _unfiltered(streams, worker, start) if wanted is None else _filtered(streams, worker, start, wanted)
-        async for block in blocks:
+        blocks = _unfiltered if wanted is None else partial(_filtered, wanted)
+        async for block in blocks(reader, worker, start, end):
             if block:
                 yield block
 
 
-async def _unfiltered(streams: Streams, worker: WorkerRecord, offset: int) -> AsyncIterator[bytes]:
+async def _unfiltered(reader: Reader, worker: WorkerRecord, offset: int, end: int) -> AsyncIterator[bytes]:
     prefix, key, line_is_open = _prefix(worker).encode(), log_key(worker), False
-    while (chunk := await asyncio.to_thread(streams.read_log, key, offset, _BLOCK)).data:
+
+    def read() -> tuple[bytes, int, bool]:
+        """The next block with prefixes, the offset of its end, and whether it ends within a line."""
+        chunk = reader.streams.read_log(key, offset, _LARGE_BLOCK)
+        if not chunk.data:
+            return b"", end, line_is_open
+        if chunk.data.count(b"\n") > _MANY_LINES:
+            chunk = Chunk(chunk.start, chunk.data[:_BLOCK])
+        note, is_open = b"", line_is_open
         if chunk.start > offset:
-            note = f"{cut_note(chunk.start - offset)}\n".encode()
-            yield b"\n" * line_is_open + prefix + note
-            line_is_open = False
+            note = b"\n" * is_open + prefix + f"{cut_note(chunk.start - offset)}\n".encode()
+            is_open = False
         body, last = chunk.data[:-1], chunk.data[-1:]
-        yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
-        offset, line_is_open = chunk.end, last != b"\n"
+        begin = b"" if is_open else prefix
+        return note + begin + body.replace(b"\n", b"\n" + prefix) + last, chunk.end, last != b"\n"
+
+    while offset < end:
+        block, offset, line_is_open = await reader.run(read)
+        yield block
     if line_is_open:
         yield b"\n"
 
 
-async def _filtered(streams: Streams, worker: WorkerRecord, start: int, wanted: TextFilter) -> AsyncIterator[bytes]:
+async def _filtered(
+    wanted: TextFilter, reader: Reader, worker: WorkerRecord, start: int, end: int
+) -> AsyncIterator[bytes]:
     prefix, lines = _prefix(worker), Lines(start, wanted)
 
     def read() -> bytes | None:
         """The wanted lines of the next block, or None at the log's end."""
-        chunk = streams.read_log(log_key(worker), lines.next, _BLOCK)
+        chunk = reader.streams.read_log(log_key(worker), lines.next, _BLOCK)
         return joined(lines.feed(chunk)) if chunk.data else None
 
     def joined(found: list[Line]) -> bytes:
         return "".join(f"{prefix}{line.text}\n" for line in found).encode()
 
-    while (block := await asyncio.to_thread(read)) is not None:
+    while lines.next < end and (block := await reader.run(read)) is not None:
         yield block
     yield joined(lines.flush())
 
 
-async def _follow(
-    master: Master, job: str, choice: Choice, attempt: int | None, position: Position
+async def _follow(  # noqa: PLR0917 - what a client requests
+    master: Master, reader: Reader, job: str, choice: Choice, attempt: int | None, position: Position
 ) -> AsyncIterator[bytes]:
     """The lines of a job as they arrive, of one attempt or of all attempts that begin meanwhile."""
-    number, follower = position.attempt or attempt, _Follower(master, choice, position)
+    number, follower = position.attempt or attempt, _Follower(master, reader, choice, position)
     while not master.news.closed:
         ticket = master.news.ticket(job)
         async with master.database.read() as connection:
@@ -204,9 +240,9 @@ async def _follow(
 class _Follower:
     """The progress of one client in the logs of one attempt."""
 
-    def __init__(self, master: Master, choice: Choice, position: Position) -> None:
+    def __init__(self, master: Master, reader: Reader, choice: Choice, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
-        self._streams = master.streams
+        self._reader = reader
         self._master = master
         self._choice = choice
         self._position = position
@@ -241,18 +277,18 @@ class _Follower:
             return
         commented_at = self._loop.time()
         for worker in self._members:
-            # One call for each, so that nodes don't wait for a thread until all logs of a large gang are read.
-            start = await asyncio.to_thread(self._choice.start, self._streams, worker)
+            search = self._choice.start(self._reader.streams, worker)
+            while (start := await self._reader.threads.step(self._reader.user, search)) is None:
+                if self._loop.time() - commented_at > EVERY_S:
+                    commented_at = self._loop.time()
+                    yield NOTHING_NEW
             self._position.offsets[worker.rank] = start
             self._lines[worker.rank] = self._lines_of(worker, start)
-            if self._loop.time() - commented_at > EVERY_S:
-                commented_at = self._loop.time()
-                yield NOTHING_NEW
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""
         for worker in self._members:
-            if not await self._streams.is_complete(log_key(worker)):
+            if not await self._reader.streams.is_complete(log_key(worker)):
                 return False
         return True
 
@@ -262,7 +298,7 @@ class _Follower:
         for worker in self._members:
             lines = self._lines[worker.rank]
             # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
-            while (events := await asyncio.to_thread(self._read, worker, lines)) is not None:
+            while (events := await self._reader.run(self._read, worker, lines)) is not None:
                 now = self._fed_at[worker.rank] = self._loop.time()
                 if events or now - sent_at > EVERY_S:
                     yield events or NOTHING_NEW
@@ -276,7 +312,7 @@ class _Follower:
 
     def _read(self, worker: WorkerRecord, lines: Lines) -> bytes | None:
         """The events of the next block of a worker's log, or None at the log's end."""
-        chunk = self._streams.read_log(log_key(worker), lines.next, _FOLLOWED_BLOCK)
+        chunk = self._reader.streams.read_log(log_key(worker), lines.next, _BLOCK)
         return self._events(worker, lines.feed(chunk)) if chunk.data else None
 
     def _events(self, worker: WorkerRecord, lines: list[Line]) -> bytes:

@@ -88,7 +88,7 @@ def to_device(module: Module, params: Params, device: torch.device) -> Module:
 def block_costs(params: Params, classes: int, device: torch.device, cache: Path) -> list[float]:
     """Seconds for each block of the model on this device.
 
-    The costs of torchvision's models are measured once and kept in the node's `cache`: the stages of a node measure
+    The costs of torchvision's models are measured once and kept in the owner's `cache`: the stages of a node measure
     only once, and later jobs have the same cuts at once. The code of custom models can change, so their costs are
     always measured.
     """

@@ -38,8 +38,8 @@ def check_node(params: Params, role: Role) -> None:
         check_builder(params.model)
     if params.whole_model is not None and params.cuts is not None:
         # The master imports this file, and must not import torch.
-        custom_model = import_module("rolecall.workloads.transformer_pipeline.build")
-        custom_model.check_cuts(params, params.whole_model)
+        build = import_module("rolecall.workloads.transformer_pipeline.build")
+        build.check_cuts(params, params.whole_model)
     check_text(params.text)
     if isinstance(params.schedule, OwnSchedule):
         params.check_own_schedule(params.schedule.load())

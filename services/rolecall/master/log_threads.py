@@ -1,0 +1,64 @@
+"""The threads that read logs for users, apart from those that nodes and the master's loops need."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+Search = Generator[None, None, int]
+"""A search in a log, which returns an offset. Each step reads one block."""
+
+
+class LogThreads:
+    """Runs blocking reads, each of one block.
+
+    A user has at most `each` at a time, so that a user who searches a lot delays only their own calls.
+    """
+
+    def __init__(self, threads: int = 4, each: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(threads, "logs")
+        self._each = each
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, user: str, function: Callable[_P, _T], *args: _P.args, **values: _P.kwargs) -> _T:
+        """The result of `function`. If the caller is cancelled, its turn still lasts until the function ends."""
+        turns, loop = self._turns.setdefault(user, asyncio.Semaphore(self._each)), asyncio.get_running_loop()
+
+        def end(_: Future[_T]) -> None:
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(turns.release)
+
+        await turns.acquire()
+        try:
+            call = self._pool.submit(function, *args, **values)
+        except RuntimeError:
+            turns.release()
+            raise
+        call.add_done_callback(end)
+        return await asyncio.wrap_future(call)
+
+    async def step(self, user: str, search: Search) -> int | None:
+        """Run the next step of a search; returns its result, or None if it is not at its end."""
+        return await self.run(user, _step, search)
+
+    async def result(self, user: str, search: Search) -> int:
+        """The result of a search."""
+        while (found := await self.step(user, search)) is None:
+            pass
+        return found
+
+    def close(self) -> None:
+        """Start no further calls."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _step(search: Search) -> int | None:
+    try:
+        next(search)
+    except StopIteration as end:
+        return end.value
+    return None
