@@ -37,7 +37,7 @@ _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
 _BLOCK = 1 << 16
 """Bytes that are read at once. Each of them can be an empty line, which becomes an event or gets a prefix."""
-_LARGE_BLOCK, _MANY_LINES = 1 << 18, 1 << 13
+_LARGE_BLOCK, _MANY_LINES = 1 << 20, 1 << 16
 """The same for an answer with all lines, if the block has no more lines than this: it needs less time per byte."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_TEXTS = 10
