@@ -5,6 +5,7 @@ the switch. All of it is gone afterwards.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,7 @@ def apart_cluster(data: Path) -> Iterator[ApartCluster]:
 def _build(network: Network) -> None:
     require_namespaces("--net", "--mount")
     require_programs("ip", "nft")
+    _remove_those_of_killed_tests()
     hub = network.namespace(HUB)
     for place in ADDRESSES:
         _ip("netns", "add", network.namespace(place))
@@ -152,6 +154,14 @@ def _build(network: Network) -> None:
     for place in (LEFT, RIGHT):
         _wire(network, place, ADDRESSES[place], "-n", network.namespace(place))
     _wire(network, "ours", OURS)
+
+
+def _remove_those_of_killed_tests() -> None:
+    """Delete the namespaces of test processes that were killed, with their wires: they use the same addresses."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for name, pid in re.findall(rf"^(rc(\d+)(?:{HUB}|{LEFT}|{RIGHT}))\b", listed, re.MULTILINE):
+        if not Path(f"/proc/{pid}").exists():
+            _ip("netns", "delete", name)
 
 
 def _wire(network: Network, name: str, address: str, *where: str) -> None:
