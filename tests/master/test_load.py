@@ -169,6 +169,31 @@ async def test_jobs_beyond_the_budget_of_a_pass_are_decided_by_the_next_ones(
         assert not passes
 
 
+async def test_the_placement_rests_between_passes_however_often_it_is_woken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_master(tmp_path) as (_, master):
+        refresh, passes = master.view.refresh, list[int]()
+
+        async def slow() -> None:
+            passes.append(1)
+            await asyncio.sleep(0.02)
+            await refresh()
+
+        await asyncio.sleep(0.1)  # The passes of the start, and their rests, are over.
+        monkeypatch.setattr(master.placer.view, "refresh", slow)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.8:
+            master.placer.wake()
+            await asyncio.sleep(0.001)
+        master.placer.wake()
+        woken = len(passes)
+        assert 2 <= woken <= (time.monotonic() - begun) / (4 * 0.02) + 2, "the rest is three times the pass"
+        async with asyncio.timeout(5):
+            while len(passes) == woken:  # What happens in a rest is placed after it.
+                await asyncio.sleep(0.01)
+
+
 async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) -> None:
     async with on_master(tmp_path) as (client, master):
         node = await one_trainer(client)

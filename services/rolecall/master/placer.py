@@ -4,8 +4,9 @@ It computes plans in its own thread from a snapshot of the view, so that a long 
 commits each job, guarded by the job's state and the nodes' incarnations. A plan that is stale by then fails and is
 computed again. No other code occupies seats, so between the snapshot and the commit seats can only become free.
 
-A pass that leaves jobs undecided is followed by another one, after a pause as long as its computation: Python runs one
-thread at a time, and requests come first.
+Python runs one thread at a time, and requests come first. So a pass is followed by a rest that is longer than the pass
+itself, however many requests and changes ask for the next one. A pass that leaves jobs undecided is followed by another
+one after the rest.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import GangPlan
 
 _LOG = logging.getLogger(__name__)
+
+_REST = 3.0
+"""The rest after a pass, as a multiple of its duration."""
+_MAX_REST_S = 0.25
 
 Offer = tuple[NodeRecord, bool, str | None]
 """A node, its liveness, and the reason why it accepts no workers."""
@@ -130,7 +135,7 @@ class Placer:
         with ThreadPoolExecutor(1, "placement") as pool:
             while True:
                 ticket = self._woken.ticket()
-                pause_s = TICK_S
+                pause_s, begin_s = TICK_S, self.clock.monotonic()
                 self.pulse.begin()
                 try:
                     pause_s = await self.place(pool)
@@ -139,6 +144,7 @@ class Placer:
                 except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
                     self._errors.failed("placing", error)
                     self.pulse.failed(error)
+                await asyncio.sleep(min(_MAX_REST_S, _REST * (self.clock.monotonic() - begin_s)))
                 await wait(ticket, pause_s)
 
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
@@ -154,15 +160,13 @@ class Placer:
         ready = self._ready(now)
         cluster = self._cluster_of(inputs.offers)
         search = self._search(ready, inputs.limits, now, earlier)
-        begin_s = self.clock.monotonic()
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, search, cluster) if ready else {}
-        took_s = self.clock.monotonic() - begin_s
         self._again_at = self._next_change(now, outcomes)
         waiting = await self._settle(ready, outcomes)
         self._earlier = Earlier(waiting, frozenset(job.id for job in ready if job.id not in outcomes))
         if len(waiting) == len(outcomes):
             self._inputs = inputs
-        return took_s if self._earlier.undecided else self._due_s(now)
+        return 0.0 if self._earlier.undecided else self._due_s(now)
 
     def _ready(self, now: datetime) -> list[JobSummary]:
         """The queued jobs that have no back-off."""

@@ -36,8 +36,9 @@ class Need(NamedTuple):
 
     @classmethod
     def of(cls, role: Role, resources: Resources | None) -> "Need":
-        own = resources or Resources()
-        return cls(role, own.gpus, own.threads, own.busy)
+        if resources is None:
+            return cls(role)
+        return cls(role, resources.gpus, resources.threads, resources.busy)
 
     @property
     def resources(self) -> Resources:
