@@ -268,7 +268,16 @@ class NodeSettings(_Settings):
 
 def read_node_token() -> str:
     """The nodes' current token from its file or variable. The file can change after the start."""
-    return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
+    return _read_secret("ROLECALL_NODE_TOKEN")
+
+
+def read_scrape_tokens() -> tuple[str, str]:
+    """The current tokens of this node for its own `/metrics`; empty ones are not set."""
+    return read_node_token(), _read_secret("ROLECALL_METRICS_TOKEN")
+
+
+def _read_secret(variable: str) -> str:
+    return _secrets_from_files().get(variable) or os.environ.get(variable, "")
 
 
 def readable_secret_files(*others: Path) -> tuple[Path, ...]:

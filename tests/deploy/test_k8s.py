@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from pydantic import SecretStr
 from tests.deploy.manifests import (
     COMPONENTS,
     K8S,
@@ -165,7 +164,7 @@ def test_nodes_find_the_master(overlay: str) -> None:
 def test_probes_ask_routes_that_are_open(overlay: str) -> None:
     node = node_app(
         NodeHealth("a-node", Role.TRAINER),
-        ScrapeAccess(SecretStr("a-token-of-the-tests"), now=lambda: datetime.now(UTC)),
+        ScrapeAccess(lambda: ["a-token-of-the-tests"], now=lambda: datetime.now(UTC)),
     )
     routes = {
         "http": {route.path for route in cast(list[Any], cluster.open_router.routes)},

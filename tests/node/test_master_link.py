@@ -152,8 +152,10 @@ async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path)
                     task.cancel()
 
 
-@pytest.mark.parametrize("by_proxy", [True, False])
-async def test_a_node_whose_token_its_master_refuses_ends_its_workers(tmp_path: Path, by_proxy: bool) -> None:
+@pytest.mark.parametrize(("refusal", "by_proxy"), [(401, True), (401, False), (422, True), (422, False)])
+async def test_a_node_whose_heartbeats_its_master_refuses_ends_its_workers(
+    tmp_path: Path, refusal: int, by_proxy: bool
+) -> None:
     """The master counts it as lost. A proxy that refuses says nothing about the master."""
     master = ScriptedMaster()
     master.heartbeat_s, master.refused_by_proxy = 0.05, by_proxy
@@ -162,7 +164,7 @@ async def test_a_node_whose_token_its_master_refuses_ends_its_workers(tmp_path: 
         async with linked(master, tmp_path) as node, node.running():
             reconciling = node.tasks.create_task(node.pool.reconcile())
             await told(master, lambda: key in master.reports)
-            master.refusal = 401
+            master.refusal = refusal
             await told(master, lambda: master.refused >= 2)
             for _ in range(2):
                 node.clock.sleep(0.6 * FENCE_S)
@@ -193,12 +195,14 @@ async def test_a_node_that_loses_its_address_too_while_the_master_is_away_ends_i
 
 async def test_a_report_that_the_master_refuses_as_a_whole_is_what_the_node_waits_for(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    master.max_bytes = 10
+    master.heartbeat_s = 0.05
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
-            await node.waits_for("the master refuses this node's report: the body is larger than 10 bytes")
-            master.max_bytes = None
             await told(master, lambda: master.beats)
+            master.max_bytes = 10
+            await node.waits_for("the master refuses this node's report: the body is larger than 10 bytes")
+            beats, master.max_bytes = len(master.beats), None
+            await told(master, lambda: len(master.beats) > beats)
 
 
 async def test_a_finding_of_another_level_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from pydantic import SecretStr
-
 from rolecall.node.scrape_access import ScrapeAccess
+from rolecall.spec.errors import SettingsError
 from rolecall.spec.token import digest_of
 from rolecall.spec.wire import ClusterInfo, ScrapeToken
 
@@ -17,7 +16,7 @@ def info(*tokens: ScrapeToken) -> ClusterInfo:
 
 def test_the_masters_tokens_are_accepted_until_they_expire_or_are_revoked() -> None:
     now = [NOW]
-    access = ScrapeAccess(SecretStr("node"), None, SecretStr("metrics"), now=lambda: now[0])
+    access = ScrapeAccess(lambda: ("node", "metrics"), now=lambda: now[0])
     named = ScrapeToken(digest=digest_of("named"))
     old = ScrapeToken(digest=digest_of("rotated"), expires_at=NOW + timedelta(seconds=60))
 
@@ -34,6 +33,22 @@ def test_the_masters_tokens_are_accepted_until_they_expire_or_are_revoked() -> N
 
 
 def test_a_digest_is_no_token() -> None:
-    access = ScrapeAccess(now=lambda: NOW)
+    access = ScrapeAccess(tuple, now=lambda: NOW)
     access.update(info(ScrapeToken(digest=digest_of("named"))))
     assert not access.accepts(digest_of("named"))
+
+
+def test_the_nodes_own_tokens_can_be_rotated() -> None:
+    own = [["before", ""]]
+
+    def read() -> list[str]:
+        if not own:
+            raise SettingsError("the file is being replaced")
+        return own.pop()
+
+    access = ScrapeAccess(read, now=lambda: NOW)
+    access.update(info())
+    assert access.accepts("before")
+    own.append(["after", ""])
+    access.update(info())
+    assert [token for token in ("before", "after", "") if access.accepts(token)] == ["after"]

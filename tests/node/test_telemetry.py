@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import SecretStr
 from tests.node.harness import METRICS_TOKEN, launch
 
 from rolecall.node.gpu_readings import GpuReadings
@@ -35,7 +34,7 @@ class _Where(Collector):
 
 async def test_a_scrape_reads_the_daemon_in_the_event_loop_and_drivers_in_a_thread() -> None:
     """The event loop changes the daemon's workers, so another thread could see them in the middle of a change."""
-    served = app(NodeHealth("n", Role.TRAINER), ScrapeAccess(SecretStr(METRICS_TOKEN), now=lambda: datetime.now(UTC)))
+    served = app(NodeHealth("n", Role.TRAINER), ScrapeAccess(lambda: [METRICS_TOKEN], now=lambda: datetime.now(UTC)))
     served.state.registry.register(_Where("daemon"))
     served.state.slow.register(_Where("driver"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://node") as client:

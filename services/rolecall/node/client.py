@@ -61,7 +61,11 @@ class NameTaken(RolecallError):
 
 
 class ReportRefused(RolecallError):
-    """The master refuses this heartbeat, and would refuse the same one again."""
+    """The master, or a proxy in front of it, refuses this heartbeat, and would refuse the same one again."""
+
+    def __init__(self, text: str, *, by_master: bool) -> None:
+        super().__init__(text)
+        self.by_master = by_master
 
 
 class StreamRefused(RolecallError):
@@ -115,7 +119,7 @@ class MasterClient:
         if answer.status_code in {httpx.codes.NOT_FOUND, httpx.codes.CONFLICT}:
             raise NotFound(_detail(answer))
         if answer.status_code in _REFUSED_BODIES:
-            raise ReportRefused(_detail(answer))
+            raise ReportRefused(_detail(answer), by_master=_is_masters(answer))
         return _parse(Desired, answer)
 
     async def cluster(self, name: str) -> ClusterInfo:

@@ -132,7 +132,9 @@ class MasterLink:
         except ReportRefused as error:
             # Only the texts of workers can make a report too large, or contain values that the master refuses.
             if not (count := self._pool.drop_texts(str(error))):
-                raise MasterUnreachable(f"the master refuses this node's report: {error}") from error
+                raise MasterRefuses(
+                    f"the master refuses this node's report: {error}", by_master=error.by_master
+                ) from error
             _LOG.error(
                 "the master refuses this node's report (%s); %d failures are reported without their texts",
                 error,

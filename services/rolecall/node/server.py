@@ -35,7 +35,7 @@ from rolecall.node.name import node_name
 from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.self_check import SelfCheck
 from rolecall.node.telemetry import GpuCollector, NodeCollector, TelemetryServer, app
-from rolecall.settings import NodeSettings, read_node_token
+from rolecall.settings import NodeSettings, read_node_token, read_scrape_tokens
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 from rolecall.untrusted_files import delete_tree
@@ -72,7 +72,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     health = NodeHealth(settings.known_name, settings.role)
-    access = ScrapeAccess(settings.node_token, settings.metrics_token, now=lambda: datetime.now(UTC))
+    access = ScrapeAccess(read_scrape_tokens, now=lambda: datetime.now(UTC))
     served = app(health, access)
     server = TelemetryServer(
         uvicorn.Config(
