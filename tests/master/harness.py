@@ -223,6 +223,12 @@ def still_master(data: Path, clock: Clock | None = None, **values: Any) -> Abstr
     return open_master(settings, CATALOGUE, Leadership(settings, clock), clock)
 
 
+async def verify_all(master: Master) -> None:
+    """Verify every checkpoint that is due, unless its verification fails."""
+    while any(await asyncio.gather(*await master.verifier.begin())):
+        pass
+
+
 @asynccontextmanager
 async def on_master(data: Path, *, clock: Clock | None = None, **values: Any) -> AsyncIterator["Client"]:
     """A master whose settings are these `values`."""

@@ -25,7 +25,7 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import Desired, Heartbeat
 
-from .harness import CATALOGUE, ManualClock, failure, make_node
+from .harness import CATALOGUE, ManualClock, failure, make_node, verify_all
 
 SPECS = [
     make_node("trainer-0", Role.TRAINER, 2),
@@ -109,7 +109,7 @@ class World:
             seconds -= 10.0
             for place in range(len(SPECS)):
                 await self.beat(place)
-            await self.master.verifier.verify()
+            await verify_all(self.master)
 
     def spec(self, place: int) -> NodeSpec:
         return SPECS[place].model_copy(update={"started": f"{SPECS[place].name}-{self.starts[place]}"})

@@ -42,7 +42,7 @@ from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.spec.state import TRANSITIONS, JobState, WorkerState
 
-from .harness import make_settings
+from .harness import make_settings, verify_all
 from .life import SPECS, USER, Worker, World
 
 SHAPES: list[dict[Role, int]] = [
@@ -208,7 +208,12 @@ class JobLife(RuleBasedStateMachine):
             self.run(nodes.remove_node(SPECS[node].name, former))
         former.presence.timeout_s = -1.0
         files = self.world.all_files()
-        for loop in (former.reconciler.reconcile, former.placer.place, former.verifier.verify, former.cleaner.clean):
+        for loop in (
+            former.reconciler.reconcile,
+            former.placer.place,
+            lambda: verify_all(former),
+            former.cleaner.clean,
+        ):
             with suppress(LeadershipLost):
                 self.run(loop())
         assert self.world.all_files() == files

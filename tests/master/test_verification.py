@@ -1,5 +1,6 @@
 """What the master finds at the blob store, reading after reading, of a checkpoint that a worker could not read."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 
-from .harness import ManualClock, still_master
+from .harness import ManualClock, still_master, verify_all
 
 JOB = "toy-1"
 NAMES = ("trainer-0", "trainer-1")
@@ -53,7 +54,8 @@ class Store:
 
     async def verify(self, after_s: float = 0.0) -> None:
         self.clock.advance(after_s)
-        await self.master.verifier.verify()
+        async with asyncio.timeout(30):
+            await verify_all(self.master)
 
     async def doubts(self) -> dict[int, bool]:
         """Whether each checkpoint that the master knows waits for a verification."""
@@ -73,6 +75,29 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         async with master.database.write() as connection:
             await jobs.add(connection, JobSpec(id=JOB, workload="toy", roles={Role.TRAINER: 2}), clock.now())
         yield Store(master, clock, tmp_path / "blobs")
+
+
+async def test_a_user_whose_checkpoints_take_long_to_read_delays_no_other(store: Store) -> None:
+    hours, now = 1 << 42, store.clock.now()
+    part = CheckpointPart(name="trainer-0", blob="1/10/trainer-0", size=hours, sha256="0" * 64)
+    async with store.master.database.write() as connection:
+        for number in (1, 2):
+            job = f"sparse-{number}"
+            await jobs.add(connection, JobSpec(id=job, workload="toy", roles={Role.TRAINER: 1}), now, "mallory")
+            manifest = CheckpointManifest(attempt=1, step=10, parts=(part,), position={})
+            assert await checkpoints.add(connection, job, manifest, now)
+            await checkpoints.set_verification(connection, job, manifest, now)
+            path = store.folder / job / part.blob
+            path.parent.mkdir(parents=True)
+            with path.open("wb") as file:
+                file.truncate(hours)
+    (reading,) = await store.master.verifier.begin()
+    for step in (10, 20):
+        await store.add(step)
+        await store.accuse(step)
+    assert await store.doubts() == {10: False, 20: False}
+    assert not reading.done()
+    reading.cancel()
 
 
 CONFIRM_S, AGAIN_S = CONFIRM_AFTER.total_seconds(), AGAIN.total_seconds()

@@ -58,7 +58,10 @@ class _Reading:
 
 @dataclass(kw_only=True, eq=False)
 class Verifier:
-    """Verifies reported checkpoints, one after another."""
+    """Verifies reported checkpoints, of each owner one after another.
+
+    A user can report checkpoints that take hours to read. They delay only others of this user.
+    """
 
     database: Database
     blobs: Blobs
@@ -70,35 +73,64 @@ class Verifier:
         self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._reasons = OncePerReason()
+        self._active: dict[str, asyncio.Task[bool]] = {}
+        """The verification in progress for each owner."""
+        self._failed: set[str] = set()
+        """The owners whose last verification failed, and is due again."""
         self._readings: dict[str, _Reading] = {}
         self._damaged: dict[str, datetime] = {}
         """When other checkpoints were found to be damaged. A reading takes long, so it is not repeated soon."""
 
     async def run(self) -> None:
         """Verify due checkpoints until cancelled."""
-        while True:
-            ticket = self.garbage.ticket()
-            self.pulse.begin()
-            try:
-                await self.verify()
-                self._errors.recovered("verifying checkpoints")
-                self.pulse.succeeded()
-            except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass retries
-                self._errors.failed("verifying checkpoints", error)
-            await wait(ticket, _LOOK_EVERY_S)
+        try:
+            while True:
+                ticket = self.garbage.ticket()
+                self.pulse.begin()
+                try:
+                    await self.begin()
+                    self._errors.recovered("looking for checkpoints to verify")
+                    if not self._failed:
+                        self.pulse.succeeded()
+                except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass retries
+                    self._errors.failed("looking for checkpoints to verify", error)
+                await wait(ticket, _LOOK_EVERY_S)
+        finally:
+            for task in self._active.values():
+                task.cancel()
 
-    async def verify(self) -> None:
-        """Verify every checkpoint that is due."""
+    async def begin(self) -> list[asyncio.Task[bool]]:
+        """Begin to verify due checkpoints: one of each owner whose last verification has ended."""
         async with self.database.read() as connection:
             due = await checkpoints.due_for_verification(connection, self.clock.now())
-        for job, manifest in due:
-            verdict = await examine(self.blobs, job, manifest)
-            if verdict.is_gone and not await self._has_other(job, manifest):
-                verdict = Verdict(obstacle=f"{verdict.damage}, and the job has no other complete checkpoint")
-            async with self.database.write() as connection:
-                await self._conclude(connection, job, manifest, verdict)
-            self.garbage.notify()
-            self.settled(job)
+        self._failed &= {owner for owner, *_ in due}
+        begun: list[asyncio.Task[bool]] = []
+        for owner, job, manifest in due:
+            if owner not in self._active:
+                step = self._errors.attempt(f"verifying checkpoints of {job}", self._verify(job, manifest), job)
+                task = self._active[owner] = asyncio.create_task(step, name=f"verification of {job}")
+                task.add_done_callback(lambda task, owner=owner: self._ended(owner, task))
+                begun.append(task)
+        return begun
+
+    def _ended(self, owner: str, task: asyncio.Task[bool]) -> None:
+        del self._active[owner]
+        if task.cancelled():
+            return
+        if task.result():
+            self._failed.discard(owner)
+            self.garbage.notify()  # The owner's next one may be due, and this one's files may have to be deleted.
+        else:
+            self._failed.add(owner)
+
+    async def _verify(self, job: str, manifest: CheckpointManifest) -> bool:
+        verdict = await examine(self.blobs, job, manifest)
+        if verdict.is_gone and not await self._has_other(job, manifest):
+            verdict = Verdict(obstacle=f"{verdict.damage}, and the job has no other complete checkpoint")
+        async with self.database.write() as connection:
+            await self._conclude(connection, job, manifest, verdict)
+        self.settled(job)
+        return True
 
     async def _has_other(self, job: str, manifest: CheckpointManifest) -> bool:
         """Return whether the job has another checkpoint of which all parts exist, unchanged."""

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import CheckpointRecord, read, readable
-from rolecall.master.store.schema import checkpoints
+from rolecall.master.store.schema import checkpoints, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest
@@ -67,11 +67,11 @@ async def set_verification(
     return changed.rowcount == 1
 
 
-async def due_for_verification(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
-    """The readable checkpoints, each with its job, whose verification is due at `by`."""
-    query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
-    rows = await connection.execute(query.order_by(checkpoints.c.verify_at))
-    return [(row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
+async def due_for_verification(connection: AsyncConnection, by: datetime) -> list[tuple[str, str, CheckpointManifest]]:
+    """The readable checkpoints, each with its job and the job's owner, whose verification is due at `by`."""
+    query = select(jobs.c.owner, checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
+    rows = await connection.execute(query.join_from(checkpoints, jobs).order_by(checkpoints.c.verify_at))
+    return [(row.owner, row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
 
 async def crowded_jobs(connection: AsyncConnection, keep: int) -> list[str]:
