@@ -72,6 +72,9 @@ async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: 
     await _metrics(master, second)
     await _compare(master, first, second)
     await _logs(master, second)
+    async with asyncio.timeout(30):
+        followed = await run_at(master, "logs", first, "--since", "1h", "--follow")
+    assert followed.out.splitlines() == [f"[trainer-0] {text}" for text in LOG.decode().splitlines()[1:]]
     await _top(master, second)
     await _watch(master, second)
     deleted = await run_at(master, "delete", first, second, "--force", "--json")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -99,6 +100,12 @@ def _submit_with_curl(stack: Stack, example: str) -> str:
     done = _run(*command, *options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["id"]
+
+
+def test_the_job_of_the_readme_can_be_submitted(stack: Stack) -> None:
+    (given,) = re.findall(r"^docker compose exec (.*) --follow$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    said = stack.compose("exec", "-T", *given.split(), "--dry-run")
+    assert "trainer-0" in said
 
 
 def test_nodes_are_called_as_their_containers(stack: Stack) -> None:

@@ -89,6 +89,8 @@ async def test_each_example_of_a_request_is_executed(
         for path in sorted(document["paths"], key=len):
             for method, operation in document["paths"][path].items():
                 for media in operation.get("requestBody", {}).get("content", {}).values():
+                    if operation["operationId"] == "start_profile":
+                        continue  # It needs a running worker: `test_inspection.py` executes it.
                     for example in media.get("examples", {}).values():
                         sent = example["value"]
                         if path == "/jobs":

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rolecall.kit.pictures import timeline_svg
+from rolecall.master.api.openapi import EXAMPLES
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.timelines import RecordedWindow, silent, timeline
@@ -43,7 +44,7 @@ async def answered(
     client: Client, node: Node, method: str, path: str, body: bytes, *, token: str | None = None, **about: Any
 ) -> tuple[Inspection, Any]:
     """Call a route, and answer the inspection of which the node learns."""
-    given = {"json": {"steps": 5}} if path.endswith("/profile") else {}
+    given = {"json": EXAMPLES["start_profile"]} if path.endswith("/profile") else {}
     call = asyncio.create_task(
         client.call(token, method, path, **given) if token else client.user(method, path, **given)
     )
@@ -121,7 +122,7 @@ async def test_who_may_look_and_who_may_act(client: Client) -> None:
     inspection, answer = await answered(
         client, node, "POST", f"/jobs/{job}/profile", b'{"artifact": "profile-trainer-0.json.gz"}', token=alice
     )
-    assert (inspection.kind, inspection.steps, answer.status_code) == ("profile", 5, 202)
+    assert (inspection.kind, inspection.steps, answer.status_code) == ("profile", 20, 202)
     actions = [entry["action"] for entry in (await client.user("GET", "/audit")).json()["entries"]]
     assert {"POST /jobs/{job}/stacks", "POST /jobs/{job}/profile"} <= set(actions)
 

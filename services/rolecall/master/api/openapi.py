@@ -18,12 +18,13 @@ _ACCEPTS_ALL = frozenset({"show_cluster_info"})
 _STORES_NOTHING = frozenset({"put_answer", "show_stacks", "start_profile"})
 _OF_TOKENS = frozenset({"401", "403", "429", "503"})
 """Errors of calls that need a token: only they wait for a place among its connections, and for the master to lead."""
-_EXAMPLES: dict[str, Document] = {
+EXAMPLES: dict[str, Document] = {
     "change_job": {"priority": 5, "labels": {"team": "ads"}},
     "prune_jobs": {"ended_before": "2026-01-01T00:00:00Z", "dry_run": True},
     "create_token": {"name": "alice", "scopes": ["submit"], "max_queued": 20, "max_slots": 8},
     "change_token": {"max_slots": 16},
     "rotate_token": {"overlap_s": 3600},
+    "start_profile": {"role": "trainer", "steps": 20},
 }
 """Examples of bodies, by the name of the call."""
 _PARAMS = "Params."
@@ -37,7 +38,7 @@ def complete(document: Document, catalogue: Catalogue) -> Document:
     for path, item in document["paths"].items():
         for method, operation in item.items():
             operation["responses"] = _responses(path, method, operation)
-            if (example := _EXAMPLES.get(operation["operationId"])) is not None:
+            if (example := EXAMPLES.get(operation["operationId"])) is not None:
                 operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": example}}
     if catalogue.workloads:
         _describe_requests(components, catalogue)
