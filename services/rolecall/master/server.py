@@ -50,9 +50,10 @@ from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.api.timing import Timed
+from rolecall.master.assembly import Master
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Master, Program, program_of, require_packages
+from rolecall.master.program import Program, program_of, require_packages
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.api.error_handlers import documented
-from rolecall.master.program import Master
+from rolecall.master.assembly import Master
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
-from rolecall.master.program import Master, master_of
+from rolecall.master.assembly import Master
+from rolecall.master.program import master_of
 from rolecall.master.store import audit
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope

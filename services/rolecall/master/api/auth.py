@@ -20,7 +20,8 @@ from starlette.datastructures import Headers
 from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
-from rolecall.master.program import Master, master_of
+from rolecall.master.assembly import Master
+from rolecall.master.program import master_of
 from rolecall.master.refusals import Refusal
 from rolecall.master.sessions import COOKIE
 from rolecall.master.store import jobs

@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
-from rolecall.master.program import Master
+from rolecall.master.assembly import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import NotFound

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
-from rolecall.master.program import Master
+from rolecall.master.assembly import Master
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey

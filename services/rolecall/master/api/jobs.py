@@ -9,10 +9,10 @@ from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import Cursor, LabelFilter, merge_patch
+from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.job_changes import changes
-from rolecall.master.program import Master
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary

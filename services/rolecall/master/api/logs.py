@@ -15,11 +15,11 @@ from pydantic import AwareDatetime, Field
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
+from rolecall.master.assembly import Master
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
 from rolecall.master.log_starts import start_of_last, start_since
 from rolecall.master.log_threads import LogThreads, Search
-from rolecall.master.program import Master
 from rolecall.master.segments import Chunk
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers

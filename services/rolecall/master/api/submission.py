@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Caller, Running, needs
 from rolecall.master.api.jobs import job_document_of
+from rolecall.master.assembly import Master
 from rolecall.master.capacity import lacking, slots_needed
 from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
 from rolecall.master.presence import Presence
-from rolecall.master.program import Master
 from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
