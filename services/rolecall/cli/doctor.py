@@ -34,7 +34,7 @@ _HERE, _MASTER = "this shell", "the master"
 _ERRORS: dict[type[ClientError], tuple[str, str]] = {
     Unreachable: (
         "master",
-        "start the master, allow this machine to reach its port, or set --url or ROLECALL_URL",
+        "start the master (here: `rolecall local`), allow this machine to reach its port, or set --url or ROLECALL_URL",
     ),
     Unauthorized: ("token", "set ROLECALL_TOKEN or pass --token, with a token of this cluster"),
 }

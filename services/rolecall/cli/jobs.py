@@ -1,5 +1,6 @@
 """`rolecall jobs`: list jobs."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -8,6 +9,8 @@ from rich.markup import escape
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, print_json, print_table, progress, state
+from rolecall.spec.api import MetricDocument
+from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
 
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
@@ -41,8 +44,14 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
                 job.workload,
                 state(job),
                 age(job.created_at),
-                escape(job.waiting_for or progress(job.progress, declared[job.workload], ended=job.state.ended)),
+                escape(_progress(job, declared[job.workload])),
             )
             for job in found
         ],
     )
+
+
+def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
+    """What a queued job waits for, why a job failed, or how far it is."""
+    why = job.waiting_for or (job.reason if job.state is JobState.FAILED else None)
+    return why or progress(job.progress, declared, ended=job.state.ended)
