@@ -188,7 +188,7 @@ def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding
     request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
-        err.print(f"[dim]testing the network between {len(nodes)} nodes: job {job.id}[/]")
+        err.print(f"[dim]testing the network between {len(nodes)} node{'s' * (len(nodes) != 1)}: job {job.id}[/]")
         document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
         client.act(job.id, "cancel")

@@ -62,13 +62,15 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
     declarations = Declarations(client)
     with _view() as show:
-        seen, shown_reason = 0, None
+        seen, shown_event, shown_reason = 0, None, None
         while True:
             # Get the document before the events: when it says that the job has ended, no events can follow.
             document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
             for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
-                if event.kind != RETENTION:
+                # An attempt and its job often end for the same reason.
+                if event.kind != RETENTION and event.message != shown_event:
                     err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
+                    shown_event = event.message
                 seen = event.id
             if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))

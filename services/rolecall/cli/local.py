@@ -240,7 +240,9 @@ def _lock(data: Path) -> BinaryIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CommandError(Exit.FAILED, f"another `rolecall local` uses {data}; use its cluster, or choose another --data and --port") from None
+        raise CommandError(
+            Exit.FAILED, f"another `rolecall local` uses {data}; use its cluster, or choose another --data and --port"
+        ) from None
     return file
 
 
