@@ -216,8 +216,8 @@ def _free_port(port: int) -> int:
     except OSError as error:
         raise CommandError(
             Exit.FAILED,
-            f"port {port} of {_HOST} can't be used ({os.strerror(error.errno or 0)}); choose another --port, or 0 for a "
-            "free one",
+            f"port {port} of {_HOST} can't be used ({os.strerror(error.errno or 0)}); "
+            "choose another --port, or 0 for a free one",
         ) from None
 
 
