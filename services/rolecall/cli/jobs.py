@@ -1,6 +1,7 @@
 """`rolecall jobs`: list jobs."""
 
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
 
+_REASON_CHARS = 160
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token with this name.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of jobs.")]
@@ -53,5 +55,5 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 
 def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
     """What a queued job waits for, why a job failed, or how far it is."""
-    why = job.waiting_for or (job.reason if job.state is JobState.FAILED else None)
-    return why or progress(job.progress, declared, ended=job.state.ended)
+    failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
+    return job.waiting_for or failure or progress(job.progress, declared, ended=job.state.ended)

@@ -118,13 +118,16 @@ function startCurves(box) {
     const name = metric.value;
     const curves = [];
     const starts = new Set();
-    for (const job of jobs)
-      for (const [place_, series] of curvesOf(data.get(job) || [], name).entries()) {
+    for (const job of jobs) {
+      const ofJob = curvesOf(data.get(job) || [], name);
+      for (const [place_, series] of ofJob.entries()) {
         const points = series.points.filter((point) => point[name] !== undefined);
         if (place_ > 0 && jobs.length === 1) starts.add(points[0].step);
-        const label = jobs.length > 1 ? job : `attempt ${series.attempt}`;
+        const attempt = `attempt ${series.attempt}`;
+        const label = jobs.length === 1 ? attempt : ofJob.length > 1 ? `${job}, ${attempt}` : job;
         curves.push({ label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place_) % COLORS.length], points });
       }
+    }
     empty.hidden = curves.length > 0;
     const declaration = declared.find((one) => isNamed(one, name));
     about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
