@@ -4,6 +4,8 @@ import re
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
+import pytest
+
 from rolecall.kit.orders import planned_order
 from rolecall.kit.pictures import STYLE, schedule_svg, schedule_text, timeline_svg
 from rolecall.kit.pipelining import timed
@@ -81,3 +83,21 @@ def luminance(color: str) -> float:
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_a_label_is_where_no_inner_bar_covers_it() -> None:
+    spans = (
+        Span("forward", "compute", 0.0, 1.0, 1, None, None, "main"),
+        Span("look-up", "communication", 0.4, 0.2, 1, None, None, "main"),
+        Span("act", "wait", 0.9, 0.1, 1, None, None, "main"),
+        Span("hidden", "compute", 1.0, 0.05, 1, None, None, "main"),
+        Span("inside", "wait", 1.0, 0.04, 1, None, None, "main"),
+    )
+    worker = WorkerTimeline(
+        rank=0, role=Role.STAGE, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False,
+        steps=(Step(1, 0.0, 1.05),), spans=spans,
+    )  # fmt: skip
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    texts = {text.text: float(text.get("x", "0")) for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text")}
+    assert texts["forward"] == pytest.approx(190 + 1060 * 0.2 / 1.05, abs=0.01)
+    assert "hidden" not in texts

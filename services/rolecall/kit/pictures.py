@@ -213,8 +213,12 @@ def _panel(panel: Panel, top: int) -> Iterator[str]:
     yield from _rectangles(panel.bars, begin, _WIDTH / length, top)
 
 
-def _rectangles(bars: Iterable[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
+def _rectangles(bars: Sequence[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
     drawn = 0
+    inner: dict[int, list[Bar]] = {}
+    for bar in sorted(bars, key=lambda bar: bar.begin):
+        if bar.depth:
+            inner.setdefault(bar.row, []).append(bar)
     for bar in bars:
         x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
         if width < _LEAST_WIDTH or drawn >= _MAX_BARS:
@@ -224,12 +228,25 @@ def _rectangles(bars: Iterable[Bar], begin: float, scale: float, top: int) -> It
         y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
         if len(bar.label) * _CHAR < width - 2:
-            place = f'x="{x + width / 2:.2f}" y="{y + height / 2 + 4:.1f}"'
-            text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
+            left, right = _free_part(bar, inner.get(bar.row, ()))
+            if len(bar.label) * _CHAR < (right - left) * scale - 2:
+                middle = _LEFT + ((left + right) / 2 - begin) * scale
+                place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"'
+                text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
         yield (
             f'<g><title>{escape(bar.hint)}</title><rect class="{bar.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
             f'height="{height}" rx="2"/>{text}</g>'
         )
+
+
+def _free_part(bar: Bar, inner: Iterable[Bar]) -> tuple[float, float]:
+    """The longest part of a bar that no bar inside it covers. `inner` has the inner bars of its row, by beginning."""
+    longest, begin = (bar.begin, bar.begin), bar.begin
+    inside = [one for one in inner if one.depth > bar.depth and one.begin < bar.end and one.end > bar.begin]
+    for free_end, next_begin in [*((one.begin, one.end) for one in inside), (bar.end, bar.end)]:
+        longest = max(longest, (begin, free_end), key=lambda part: part[1] - part[0])
+        begin = max(begin, next_begin)
+    return longest
 
 
 def _legend(used: Sequence[str], width: int) -> Iterator[str]:

@@ -58,6 +58,9 @@ function isNamed({ name }, reported) {
   return reported.startsWith(before) && reported.endsWith(after) && /^[0-9]+$/.test(index);
 }
 
+// Distances of the labels of steps: 1, 2 or 5 times a power of ten.
+const WHOLE = Array.from({ length: 40 }, (_, n) => [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3));
+
 // The best value of all curves by the metric's direction, as a sentence.
 function bestOf(curves, name, direction) {
   if (!direction) return "";
@@ -148,7 +151,7 @@ function startCurves(box) {
         width: place.clientWidth || 600,
         height: 320,
         scales: { x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) }, y: { distr: log.checked ? 3 : 1 } },
-        axes: [{ ...axis, label: "step" }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
+        axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
           ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: curve.points.length < 40 } })),
