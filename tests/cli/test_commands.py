@@ -121,15 +121,19 @@ def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
     command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
-    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment.pop("ROLECALL_TOKEN", None)
     with subprocess.Popen([*command, "--data", str(tmp_path)], env=environment, stdout=-1, stderr=-1) as process:
         try:
             assert process.stdout
             said = json.loads(process.stdout.readline())
-            assert json.loads(Path(said["token_file"]).read_text())["url"] == said["url"]
+            stored = json.loads(Path(said["token_file"]).read_text())
+            assert stored == {"url": said["url"], "token": (tmp_path / "token").read_text()}
             assert (Path(said["logs"]) / "master.log").exists()
         finally:
             process.terminate()
+        assert process.stderr
+        assert f"token in {tmp_path}/token" in process.stderr.read().decode()
 
 
 def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
