@@ -169,8 +169,9 @@ def test_the_worked_example_is_shown_as_it_is() -> None:
     files = [path.read_text() for path in found if path.suffix in (".py", ".toml")]
     assert shown
     assert [block for block in shown if not any(block in text for text in files)] == []
-    given = json.loads(re.findall(r"```json\n(.*?)```", document, re.DOTALL)[0])
-    assert given.keys() <= JobRequest.model_fields.keys()
+    jobs = [json.loads(job) for job in re.findall(r"```json\n(.*?)```", document, re.DOTALL)]
+    assert [job["workload"] for job in jobs] == ["kmeans", "word2vec"]
+    assert all(job.keys() <= JobRequest.model_fields.keys() for job in jobs)
 
 
 def test_the_documents_links_lead_somewhere() -> None:

@@ -86,6 +86,22 @@ def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:
     done = run(cluster, "local", "--port", "0", "--data", str(cluster.data))
     assert done.returncode == 1
     assert "choose another --data" in done.stderr
+    # Of two reasons, the folder's says that a cluster is there.
+    done = run(cluster, "local", "--port", cluster.url.rpartition(":")[2], "--data", str(cluster.data))
+    assert "use its cluster" in done.stderr
+
+
+def test_a_url_without_a_scheme_is_wrong_usage(cluster: Cluster) -> None:
+    done = run(cluster, "jobs", ROLECALL_URL="127.0.0.1:8080")
+    assert done.returncode == 2
+    assert "write http://127.0.0.1:8080" in done.stderr
+
+
+def test_help_fills_the_lines_of_each_paragraph(cluster: Cluster) -> None:
+    said = run(cluster, "local", "--help", COLUMNS="100").stdout
+    paragraph = said[said.index("Prints `ready") : said.index("╭")]
+    assert len(paragraph.splitlines()[0].strip()) > 80, said
+    assert [len(line.strip()) > 60 for line in paragraph.strip().splitlines()][:-1] == [True], said
 
 
 def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
@@ -105,15 +121,19 @@ def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
     command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
-    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment.pop("ROLECALL_TOKEN", None)
     with subprocess.Popen([*command, "--data", str(tmp_path)], env=environment, stdout=-1, stderr=-1) as process:
         try:
             assert process.stdout
             said = json.loads(process.stdout.readline())
-            assert json.loads(Path(said["token_file"]).read_text())["url"] == said["url"]
+            stored = json.loads(Path(said["token_file"]).read_text())
+            assert stored == {"url": said["url"], "token": (tmp_path / "token").read_text()}
             assert (Path(said["logs"]) / "master.log").exists()
         finally:
             process.terminate()
+        assert process.stderr
+        assert f"token in {tmp_path}/token" in process.stderr.read().decode()
 
 
 def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
@@ -122,7 +142,8 @@ def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
         command = [*ROLECALL, "local", "--port", str(port), "--data", str(tmp_path)]
         done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=10, check=False)
     assert done.returncode == 1
-    assert f"port {port}" in done.stderr
+    said = f"port {port} of 127.0.0.1 can't be used (Address already in use); choose another --port"
+    assert said in " ".join(done.stderr.split())
 
 
 def test_local_keeps_its_files_private(cluster: Cluster) -> None:

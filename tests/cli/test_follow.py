@@ -95,9 +95,11 @@ def test_old_checkpoints_that_are_deleted_are_no_news_to_who_follows(
 
 def test_a_followed_job_that_fails_says_why(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     with submitted(cluster, short_job(tmp_path / "nowhere.csv"), tmp_path) as (process, _):
-        stdout, _ = ended(process, 1)
+        stdout, stderr = ended(process, 1)
     assert stdout.startswith("embedding-ddp failed: ")
     assert f"{tmp_path}/nowhere.csv does not exist" in stdout
+    assert stderr.count("nowhere.csv does not exist") == 1
+    assert f"{tmp_path}/nowhere.csv does not exist" in run(cluster, "jobs")
 
 
 def test_a_followed_job_that_is_cancelled(cluster: Cluster, rows: Path, tmp_path: Path) -> None:

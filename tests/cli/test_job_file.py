@@ -102,6 +102,14 @@ def test_what_is_no_job_is_refused(body: bytes) -> None:
     assert caught.value.code is Exit.USAGE
 
 
+@pytest.mark.parametrize("sets", [(), ("params.epochs=1",)])
+def test_a_file_that_is_not_json_is_named(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    (file := tmp_path / "job.json").write_text('{"workload": "rnn-lm",\n"params": {},}')
+    with pytest.raises(CommandError, match=r"job\.json is not JSON: .*line 2") as caught:
+        changed_job(str(file), sets)
+    assert caught.value.code is Exit.USAGE
+
+
 def test_yaml_has_the_values_of_json(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(

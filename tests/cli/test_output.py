@@ -6,11 +6,13 @@ import pytest
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.output import Terminal, goodput, progress, roles
+from rolecall.cli import follow
+from rolecall.cli.output import Terminal, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
 from rolecall.workloads.catalogue import load
 
 HOSTILE = "\x1b]52;c;eA==\x07 \x1b[2J [red]"
@@ -67,3 +69,24 @@ def test_the_greatest_loss_of_time_is_shown_first() -> None:
 def test_progress_has_the_main_scores(workload: str, metrics: dict[str, float], expected: str) -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
     assert progress(Progress(step=9, loss=0.5, metrics=metrics), declared) == expected
+
+
+def test_a_narrow_terminal_shows_the_state_and_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("embedding-ddp").metrics]
+    scores = {"validation_auc": 0.9, "validation_accuracy": 0.8}
+    newest = Progress(step=58, steps=5800, loss=0.5, epoch=1, samples_per_s=17_940, seconds_left=164, metrics=scores)
+    document = JobDocument.model_construct(state=JobState.RUNNING, progress=newest, waiting_for=None)
+    sent = StringIO()
+    monkeypatch.setattr(follow, "err", Terminal(file=sent, force_terminal=True, color_system=None, width=80))
+    with follow.view() as show:
+        show(document, progress(newest, declared))
+    assert "running" in sent.getvalue()
+    assert "step 58/5800, epoch 1, loss 0.5000, 2m44s left" in sent.getvalue()
+
+
+def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
+    sent = StringIO()
+    row = ("embedding-ddp-849f68de", "a name of a job", "a reason of many words that needs more than one line")
+    Terminal(file=sent, width=60).print(make_table(("ID", "NAME", "PROGRESS"), [row]))
+    assert "embedding-ddp-849f68de" in sent.getvalue()
+    assert max(map(len, sent.getvalue().splitlines())) < 80

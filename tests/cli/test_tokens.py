@@ -84,7 +84,13 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     assert row.split()[1:3] == ["submit", "2"]
     assert run("tokens", "revoke", "alice")[0] == 0
     assert run("jobs", token=fresh)[0] == 7
+    assert run("tokens", "create", "ci", "--scope", "read")[0] == 0
     log = run("audit")[1]
     assert all(action in log for action in ("DELETE /tokens/{name}", "POST /jobs/{job}/cancel", "POST /jobs"))
+    assert "max_stored_bytes 50.0 GiB" in run("tokens", "update", "ci", "--max-stored-bytes", "50GiB")[1]
+    for option, value in (("--max-slots", "4GiB"), ("--max-slots", "-1"), ("--max-stored-bytes", "much")):
+        code, _, said = run("tokens", "update", "ci", option, value)
+        assert (code, option in said, f"'{value}' is neither" in said) == (2, True, True)
+    assert "--overlap" in run("tokens", "rotate", "ci", "--overlap", "24")[2]
     for wrong in (("create", "bob", "--scope", "root"), ("rotate", "bob", "--overlap", "1y"), ("update", "bob")):
         assert run("tokens", *wrong)[0] == 2

@@ -96,5 +96,13 @@ async def test_every_example_is_a_job_that_its_workload_accepts(tmp_path: Path) 
             schema = json.loads((await run_at(master, "workloads", name, "--schema")).out)
             tree = (await run_at(master, "workloads", name)).out
             described = [one["description"].split()[0] for one in schema["properties"].values()]
+            assert tree.endswith(f"Example job: rolecall workloads {name} --example\n")
             assert all(field in tree for field in (*schema["properties"], *described))
         assert not json.loads((await run_at(master, "jobs", "--json")).out)["jobs"], "a dry run creates nothing"
+
+
+async def test_a_workload_without_an_example_promises_none(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as master:
+        assert "Example job" not in (await run_at(master, "workloads", "toy")).out
+        refused = await run_at(master, "workloads", "toy", "--example")
+    assert (refused.code, "toy has no example" in refused.err) == (4, True)

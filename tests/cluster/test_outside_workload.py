@@ -1,7 +1,9 @@
 """The worked examples of `docs/adding-a-workload.md`, installed as a user would and run on a real cluster."""
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -66,8 +68,10 @@ def test_its_parameters_are_checked_like_any_others(outside: Cluster, rows: Path
 
 
 def test_parameter_servers_learn_word_vectors(outside: Cluster) -> None:
-    text = {"train": str(EXAMPLES / "data/austen/persuasion.txt.gz"), "vocabulary": 2000, "lowercase": True}
-    params = {"text": text, "epochs": 3, "dim": 16, "negatives": 5}
+    printed = (EXAMPLES.parent / "docs/adding-a-workload.md").read_text()
+    own = json.loads(re.findall(r"```json\n(.*?)```", printed, re.DOTALL)[1])["params"]
+    text = {"train": str(EXAMPLES.parent / own["text"]["train"]), "vocabulary": 2000, "lowercase": True}
+    params = own | {"text": text, "dim": 16, "negatives": 5}
     roles = {"parameter-server": 2, "trainer": 2}
     job = outside.submit({"workload": "word2vec", "params": params, "roles": roles})
     result = outside.wait_for(job, "succeeded")["result"]

@@ -42,6 +42,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     example = cluster.client.get("/workloads/rnn-lm").json()["example"]
     assert json.loads((page.locator("#curl").text_content() or "").split("-d '")[1][:-1]) == example
     check_accessibility(page)
+    check_form_layout(page)
     page.get_by_label("Workload").select_option("embedding-ddp")
     expect(page.locator("#curl")).not_to_contain_text("sense-and-sensibility")
     expect(page.get_by_label("Start from")).to_have_value("")
@@ -112,6 +113,20 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{cluster.url}/")
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+def check_form_layout(page: Page) -> None:
+    """The form of an example is long: the button is visible without scrolling, and no field touches its frame."""
+    page.evaluate("scrollTo(0, 0)")
+    expect(page.get_by_role("button", name="Submit")).to_be_in_viewport()
+    gaps = page.evaluate(
+        "[...document.querySelectorAll('fieldset.field')].flatMap(frame => [...frame.querySelectorAll('label')]"
+        ".map(label => label.getBoundingClientRect().x - frame.getBoundingClientRect().x))"
+    )
+    assert gaps
+    assert min(gaps) > 8
+    heights = page.evaluate("[...document.querySelectorAll('#request input')].map(input => input.offsetHeight)")
+    assert len({height for height in heights if height}) == 1, heights
 
 
 def add_to_log(cluster: Cluster, job: str, lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """`k8s/quickstart` writes an overlay and applies what the documentation says; no cluster is asked."""
 
+import os
 import subprocess
 from base64 import b64decode
 from pathlib import Path
@@ -78,3 +79,12 @@ def test_invalid_options_are_refused_before_anything_is_written(
     assert done.returncode == 2
     assert problem in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_without_a_cluster_it_asks_for_a_context(tmp_path: Path) -> None:
+    program("kubectl")
+    command = [K8S / "quickstart", "--registry", "local", "--directory", str(tmp_path)]
+    own = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
+    own |= {"HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
+    assert (done.returncode, "has no current context" in done.stderr) == (2, True)

@@ -1,10 +1,13 @@
 """Pictures of schedules and timelines: valid XML, every task once, and bounded."""
 
+import re
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
+import pytest
+
 from rolecall.kit.orders import planned_order
-from rolecall.kit.pictures import schedule_svg, schedule_text, timeline_svg
+from rolecall.kit.pictures import STYLE, schedule_svg, schedule_text, timeline_svg
 from rolecall.kit.pipelining import timed
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
 from rolecall.spec.role import Role
@@ -45,3 +48,56 @@ def test_a_timeline_shows_spans_of_each_thread_and_few_of_too_many() -> None:
     document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
     hints = bars(timeline_svg(document))
     assert [hint.split(":")[0] for hint in hints] == ["F3, step 1", "act, step 1"]
+
+
+def labels(svg: str, name: str) -> list[str]:
+    return [text.text or "" for text in ET.fromstring(svg).iter(f"{_SVG}text") if text.get("class") == name]
+
+
+def test_the_axis_has_round_values_where_they_are() -> None:
+    spans = (Span("F", "compute", 0.013, 0.101, 1, 0, 3, "main"),)
+    worker = WorkerTimeline(
+        rank=0, role=Role.STAGE, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False,
+        steps=(Step(1, 0.013, 0.101),), spans=spans,
+    )  # fmt: skip
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    assert labels(timeline_svg(document), "faint")[1:] == ["0.02", "0.04", "0.06", "0.08", "0.10", "seconds"]
+    ticks = labels(schedule_svg(timed(planned_order("1F1B", 4, 8, 1)), "", ""), "faint")[1:-1]
+    assert ticks == ["0", "5", "10", "15", "20", "25", "30"]
+
+
+def test_the_label_of_a_wait_has_the_color_of_text() -> None:
+    """A wait is pale, so that the usual label on it is hard to read."""
+    grounds, labels_ = re.findall(r"}\.wait{fill:(#\w+)}", STYLE), re.findall(r"\.label\.on-wait{fill:(#\w+)}", STYLE)
+    assert len(grounds) == 2
+    assert all(contrast(*pair) >= 4.5 for pair in zip(grounds, labels_, strict=True))
+
+
+def contrast(*colors: str) -> float:
+    """The ratio of the luminances of two colors, as WCAG defines it."""
+    dark, light = sorted(map(luminance, colors))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_a_label_is_where_no_inner_bar_covers_it() -> None:
+    spans = (
+        Span("forward", "compute", 0.0, 1.0, 1, None, None, "main"),
+        Span("look-up", "communication", 0.4, 0.2, 1, None, None, "main"),
+        Span("act", "wait", 0.9, 0.1, 1, None, None, "main"),
+        Span("hidden", "compute", 1.0, 0.05, 1, None, None, "main"),
+        Span("inside", "wait", 1.0, 0.04, 1, None, None, "main"),
+    )
+    worker = WorkerTimeline(
+        rank=0, role=Role.STAGE, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False,
+        steps=(Step(1, 0.0, 1.05),), spans=spans,
+    )  # fmt: skip
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    texts = {text.text: float(text.get("x", "0")) for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text")}
+    assert texts["forward"] == pytest.approx(190 + 1060 * 0.2 / 1.05, abs=0.01)
+    assert "hidden" not in texts

@@ -31,7 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"params": {"lerning_rate": 1}}, "params.lerning_rate", "did you mean 'learning_rate'", "learning_rate, steps"),
     ({"params": {"steps": "many"}}, "params.steps", "valid integer", "integer ≥ 1"),
     ({"params": {"steps": 0}}, "params.steps", "greater than or equal to 1", "integer ≥ 1"),
-    ({"roles": {"trainr": 2}}, "roles.trainr", "did you mean 'trainer'", "trainer"),
+    ({"roles": {"trainr": 2}}, "roles.trainr", "there is no role 'trainr'; did you mean 'trainer'", "trainer"),
     ({"roles": {"stage": 2}}, "roles.stage", "there is no role 'stage'", "observer, parameter-server, trainer"),
     ({"roles": {"trainer": -1}}, "roles.trainer", "can't run with -1", "1 to 256"),
     ({"roles": {"trainer": "2"}}, "roles.trainer", "valid integer", "integer"),

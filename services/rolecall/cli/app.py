@@ -66,7 +66,9 @@ _LOOK = (
 )
 _STEER = (cancel, pause, resume, retry, delete, prune)
 for command in (local, submit, sweep, *_LOOK, *_STEER, top, nodes, doctor, workloads, schedule, audit):
-    app.command()(command)
+    # Typer breaks the lines of all paragraphs but the first where the docstring does.
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
 app.add_typer(tokens)
 
 

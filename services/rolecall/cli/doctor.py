@@ -34,7 +34,7 @@ _HERE, _MASTER = "this shell", "the master"
 _ERRORS: dict[type[ClientError], tuple[str, str]] = {
     Unreachable: (
         "master",
-        "start the master, allow this machine to reach its port, or set --url or ROLECALL_URL",
+        "start the master (here: `rolecall local`), allow this machine to reach its port, or set --url or ROLECALL_URL",
     ),
     Unauthorized: ("token", "set ROLECALL_TOKEN or pass --token, with a token of this cluster"),
 }
@@ -188,7 +188,7 @@ def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding
     request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
-        err.print(f"[dim]testing the network between {len(nodes)} nodes: job {job.id}[/]")
+        err.print(f"[dim]testing the network between {len(nodes)} node{'s' * (len(nodes) != 1)}: job {job.id}[/]")
         document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
         client.act(job.id, "cancel")

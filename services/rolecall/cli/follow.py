@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import Exit
@@ -23,6 +24,7 @@ from rolecall.spec.visible import visible
 
 POLL_S = 0.3
 PLAIN_EVERY_S = 5.0
+_BAR_WIDTH = 12
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
 Show = Callable[[JobDocument, str], None]
@@ -61,14 +63,16 @@ def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
 def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
     declarations = Declarations(client)
-    with _view() as show:
-        seen, shown_reason = 0, None
+    with view() as show:
+        seen, shown_event, shown_reason = 0, None, None
         while True:
             # Get the document before the events: when it says that the job has ended, no events can follow.
             document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
             for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
-                if event.kind != RETENTION:
+                # An attempt and its job often end for the same reason.
+                if event.kind != RETENTION and event.message != shown_event:
                     err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
+                    shown_event = event.message
                 seen = event.id
             if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))
@@ -107,19 +111,25 @@ def _say(message: str) -> None:
 
 
 @contextmanager
-def _view() -> Generator[Show]:
+def view() -> Generator[Show]:
+    """Shows progress: as a bar on a terminal, and as a line from time to time elsewhere."""
     if not err.is_terminal:
         yield _plain()
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-    with Bar(*columns, console=err, transient=True) as bar:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(_BAR_WIDTH),
+        TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
+    )
+    with Bar(*columns, console=err, transient=True, expand=True) as bar:
         task = bar.add_task("", total=None, figures="")
 
         def show(document: JobDocument, figures: str) -> None:
             newest = document.progress
             bar.update(
                 task,
-                description=escape(f"{document.workload} {document.state}"),
+                description=escape(document.state),
                 total=newest.steps,
                 completed=newest.step,
                 figures=escape(visible(document.waiting_for or figures)),

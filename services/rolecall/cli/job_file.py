@@ -34,7 +34,7 @@ Set = Annotated[
 
 
 def read_job(file: str) -> bytes:
-    """The content of the file. JSON is unchanged, so that the master checks what the user wrote; YAML becomes JSON."""
+    """The content of the file, as JSON."""
     try:
         body = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
@@ -60,11 +60,14 @@ def parse_job(file: str, body: bytes) -> Job:
 
 
 def changed_job(file: str, sets: Sequence[str]) -> bytes:
-    """The job in the file, with the changes of `--set`."""
+    """The job in the file, with the changes of `--set`.
+
+    Without changes, it is as in a JSON file, so that the master checks what the user wrote.
+    """
     body = read_job(file)
+    job = parse_job(file, body)
     if not sets:
         return body
-    job = parse_job(file, body)
     for path, values in map(parse_setting, sets):
         job = with_value(job, path, single_value(path, values))
     return json.dumps(job).encode()

@@ -1,5 +1,7 @@
 """`rolecall jobs`: list jobs."""
 
+from collections.abc import Sequence
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -8,8 +10,11 @@ from rich.markup import escape
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, print_json, print_table, progress, state
+from rolecall.spec.api import MetricDocument
+from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
 
+_REASON_CHARS = 160
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token with this name.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of jobs.")]
@@ -41,8 +46,14 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
                 job.workload,
                 state(job),
                 age(job.created_at),
-                escape(job.waiting_for or progress(job.progress, declared[job.workload], ended=job.state.ended)),
+                escape(_progress(job, declared[job.workload])),
             )
             for job in found
         ],
     )
+
+
+def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
+    """What a queued job waits for, why a job failed, or how far it is."""
+    failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
+    return job.waiting_for or failure or progress(job.progress, declared, ended=job.state.ended)

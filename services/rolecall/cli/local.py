@@ -77,8 +77,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if token is not None and len(token) < 16:
         raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
-    connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
     lock = _lock(data)
+    connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
     roots = _data_roots(Path.cwd(), data.resolve())
     programs = cluster(connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": roots})
     err.print(f"starting a master and {len(programs) - 1} nodes; each imports PyTorch, which can take a minute")
@@ -88,7 +88,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
             return
         token_file = store(connection)
         stack.callback(forget, connection)
-        err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
+        where = f"token in {_token_file(data)}" if token is None else "token as given"
+        err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
         while not supervisor.should_exit:
@@ -215,7 +216,8 @@ def _free_port(port: int) -> int:
     except OSError as error:
         raise CommandError(
             Exit.FAILED,
-            f"port {port} of {_HOST} can't be used ({error.strerror}); choose another port, or --port 0 for a free one",
+            f"port {port} of {_HOST} can't be used ({os.strerror(error.errno or 0)}); "
+            "choose another --port, or 0 for a free one",
         ) from None
 
 
@@ -238,7 +240,9 @@ def _lock(data: Path) -> BinaryIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CommandError(Exit.FAILED, f"another `rolecall local` uses {data}; choose another --data") from None
+        raise CommandError(
+            Exit.FAILED, f"another `rolecall local` uses {data}; use its cluster, or choose another --data and --port"
+        ) from None
     return file
 
 

@@ -47,10 +47,10 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without borders."""
+    """A table without borders. An id stays on one line, so that it can be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in {"ID", "JOB"})
     for row in rows:
         table.add_row(*row)
     return table
@@ -109,9 +109,9 @@ def progress(progress: Progress, declared: Sequence[MetricDocument] = (), *, end
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
         f"loss {number(progress.loss)}" if progress.loss is not None else "",
-        *_scores(progress, declared),
-        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and not ended else "",
         f"{duration(progress.seconds_left)} left" if progress.seconds_left and not ended else "",
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and not ended else "",
+        *_scores(progress, declared),  # Last, because they are long: a narrow terminal cuts the end.
     ]
     return ", ".join(figure for figure in figures if figure)
 

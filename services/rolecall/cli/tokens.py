@@ -5,13 +5,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import age, err, out, print_json, print_table
+from rolecall.cli.output import age, err, out, print_json, print_table, size
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
+_COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which owns the jobs that it submits.")]
@@ -22,7 +25,8 @@ Queued = Annotated[
 ]
 Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Maximum number of running workers.")]
 Stored = Annotated[
-    str | None, typer.Option("--max-stored-bytes", metavar="N|none", help="Maximum bytes of checkpoints and artifacts.")
+    str | None,
+    typer.Option("--max-stored-bytes", metavar="SIZE|none", help="Maximum bytes of checkpoints and artifacts: 50GiB."),
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")
@@ -89,7 +93,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
 def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = None, token: Token = None) -> None:
     """Print a new secret for a token. The current secret expires after the overlap, by default immediately."""
     with connect(url, token) as client:
-        made = client.rotate_token(name, _duration(overlap).total_seconds())
+        made = client.rotate_token(name, _duration(overlap, "--overlap").total_seconds())
         print_json(client.raw) if json else _print_secret(made)
 
 
@@ -105,27 +109,30 @@ def _changes(
     scopes: list[Scope] | None, queued: str | None, slots: str | None, stored: str | None, expires: str | None
 ) -> dict[str, Any]:
     limits = {"max_queued": queued, "max_slots": slots, "max_stored_bytes": stored}
-    changes: dict[str, Any] = {field: _limit(text) for field, text in limits.items() if text is not None}
+    changes: dict[str, Any] = {field: _limit(field, text) for field, text in limits.items() if text is not None}
     if scopes:
         changes["scopes"] = [scope.value for scope in scopes]
     if expires is not None:
-        until = None if expires == "none" else datetime.now(UTC) + _duration(expires)
+        until = None if expires == "none" else datetime.now(UTC) + _duration(expires, "--expires-in")
         changes["expires_at"] = until and until.isoformat()
     return changes
 
 
-def _limit(text: str) -> int | None:
+def _limit(field: str, text: str) -> int | None:
     if text == "none":
         return None
-    if not text.isdecimal():
-        raise typer.BadParameter(f"{text!r} is neither a number nor `none`", param_hint="--max-…")
-    return int(text)
+    kind, what = (_SIZE, "a size such as 50GiB") if field == "max_stored_bytes" else (_COUNT, "a number")
+    try:
+        return int(kind.validate_python(text))
+    except ValidationError:
+        option = f"--{field.replace('_', '-')}"
+        raise typer.BadParameter(f"{text!r} is neither {what} nor `none`", param_hint=option) from None
 
 
-def _duration(text: str) -> timedelta:
+def _duration(text: str, option: str) -> timedelta:
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is not a duration such as 30m, 24h or 90d")
+        raise typer.BadParameter(f"{text!r} is not a duration such as 30m, 24h or 90d", param_hint=option)
     return timedelta(seconds=int(found[1]) * _UNITS_S[found[2]])
 
 
@@ -143,4 +150,8 @@ def _row(token: TokenDocument) -> tuple[str, ...]:
 
 def _limits(token: TokenDocument) -> str:
     given = {name: getattr(token, name) for name in Limits.model_fields}
-    return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    return ", ".join(
+        f"{name} {size(value) if name == 'max_stored_bytes' else value}"
+        for name, value in given.items()
+        if value is not None
+    )

@@ -63,7 +63,8 @@ def _describe(workload: WorkloadDocument) -> None:
     tree = Tree("\n[bold]params[/]", guide_style="dim")
     _grow(tree, param_tree(workload.params))
     out.print(tree, soft_wrap=False)
-    out.print(f"\nExample job: rolecall workloads {workload.name} --example")
+    if workload.example:
+        out.print(f"\nExample job: rolecall workloads {workload.name} --example")
 
 
 def _grow(tree: Tree, entries: Iterable[ParamEntry]) -> None:

@@ -11,6 +11,7 @@ from html import escape
 from itertools import pairwise
 
 from rolecall.spec.bounds import storable
+from rolecall.spec.ticks import nice_step
 from rolecall.spec.visible import one_line
 
 _LEFT, _TOP, _BOTTOM, _MARGIN = 84, 64, 64, 24
@@ -128,7 +129,7 @@ class _Numbers:
         low, high = min(self.values), max(self.values)
         if len(self.values) <= _MANY or self.logarithmic or high <= low:
             return sorted(self.values)
-        step = _nice_step((high - low) / (2 * _TICKS))
+        step = nice_step((high - low) / (2 * _TICKS))
         return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def _place(self, value: float) -> float:
@@ -177,7 +178,7 @@ class _Values:
             low, high = min(low, 0.0), max(high, 0.0)
         if high - low < _LEAST_RANGE:
             high = low + 1
-        step = _nice_step((high - low) / _TICKS)
+        step = nice_step((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step)
 
     def at(self, value: float) -> float:
@@ -187,12 +188,6 @@ class _Values:
         for index in range(round((self.high - self.low) / self.step) + 1):
             value = self.low + index * self.step
             yield self.at(value), _number(round(value / self.step) * self.step)
-
-
-def _nice_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, at least `least`."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 def _unevenness(values: Sequence[float]) -> float:

@@ -77,6 +77,8 @@ def find(url: str | None, token: str | None) -> Connection:
     trust = Trust(ca=ca, name=name or None) if ca else None
     local = None if url and token else stored()
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
+    if "://" not in address:
+        raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
     if token:
         return Connection(address, token, trust)
     if local and local.url == address:

@@ -11,6 +11,7 @@ from html import escape
 from rolecall.kit.pipeline_steps import PipelineStep
 from rolecall.kit.pipelining import TimedTask, makespan
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
+from rolecall.spec.ticks import nice_step
 from rolecall.spec.timeline import Span
 
 _LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 58, 1060, 26, 6, 40
@@ -42,7 +43,7 @@ def _colors(*, dark: bool) -> str:
     label = "#0d1117" if dark else "#ffffff"
     return (
         f".ground{{fill:{ground}}}text{{fill:{text}}}.faint{{fill:{faint}}}.grid{{stroke:{faint};stroke-opacity:.3}}"
-        f".label{{fill:{label};text-anchor:middle}}{kinds}"
+        f".label{{fill:{label};text-anchor:middle}}.label.on-wait{{fill:{text}}}{kinds}"
     )
 
 
@@ -212,8 +213,12 @@ def _panel(panel: Panel, top: int) -> Iterator[str]:
     yield from _rectangles(panel.bars, begin, _WIDTH / length, top)
 
 
-def _rectangles(bars: Iterable[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
+def _rectangles(bars: Sequence[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
     drawn = 0
+    inner: dict[int, list[Bar]] = {}
+    for bar in sorted(bars, key=lambda bar: bar.begin):
+        if bar.depth:
+            inner.setdefault(bar.row, []).append(bar)
     for bar in bars:
         x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
         if width < _LEAST_WIDTH or drawn >= _MAX_BARS:
@@ -223,13 +228,25 @@ def _rectangles(bars: Iterable[Bar], begin: float, scale: float, top: int) -> It
         y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
         if len(bar.label) * _CHAR < width - 2:
-            text = (
-                f'<text class="label" x="{x + width / 2:.2f}" y="{y + height / 2 + 4:.1f}">{escape(bar.label)}</text>'
-            )
+            left, right = _free_part(bar, inner.get(bar.row, ()))
+            if len(bar.label) * _CHAR < (right - left) * scale - 2:
+                middle = _LEFT + ((left + right) / 2 - begin) * scale
+                place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"'
+                text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
         yield (
             f'<g><title>{escape(bar.hint)}</title><rect class="{bar.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
             f'height="{height}" rx="2"/>{text}</g>'
         )
+
+
+def _free_part(bar: Bar, inner: Iterable[Bar]) -> tuple[float, float]:
+    """The longest part of a bar that no bar inside it covers. `inner` has the inner bars of its row, by beginning."""
+    longest, begin = (bar.begin, bar.begin), bar.begin
+    inside = [one for one in inner if one.depth > bar.depth and one.begin < bar.end and one.end > bar.begin]
+    for free_end, next_begin in [*((one.begin, one.end) for one in inside), (bar.end, bar.end)]:
+        longest = max(longest, (begin, free_end), key=lambda part: part[1] - part[0])
+        begin = max(begin, next_begin)
+    return longest
 
 
 def _legend(used: Sequence[str], width: int) -> Iterator[str]:
@@ -242,9 +259,11 @@ def _legend(used: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _axis(begin: float, length: float, top: int, bottom: int, unit: str) -> Iterator[str]:
-    decimals = max(0, 1 - math.floor(math.log10(length / _TICKS)))
-    for tick in range(_TICKS + 1):
-        x, value = _LEFT + _WIDTH * tick / _TICKS, begin + length * tick / _TICKS
+    step = nice_step(length / _TICKS)
+    decimals = max(0, -math.floor(math.log10(step)))
+    for tick in range(math.ceil(begin / step - 1e-9), math.floor((begin + length) / step + 1e-9) + 1):
+        value = tick * step
+        x = _LEFT + _WIDTH * (value - begin) / length
         yield f'<path class="grid" d="M{x:.1f} {top - 4}V{bottom}"/>'
         yield f'<text class="faint" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{value:.{decimals}f}</text>'
     yield f'<text class="faint" x="{_LEFT}" y="{bottom + 30}">{unit}</text>'

@@ -26,6 +26,7 @@ _MESSAGE_CHARS = 2000
 # The time of the search for similar names grows with the product of both.
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
+_OF_JOB = "; the workload's parameters belong in 'params'"
 _KINDS = {"object": "an object", "array": "a list"}
 _BOUNDS = {
     "minimum": "≥",
@@ -50,11 +51,11 @@ def problem(field: str, message: str, given: Any, legal: str) -> Problem:
     }
 
 
-def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
-    """The problem of an unknown name, with the most similar known one."""
+def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str = "") -> Problem:
+    """The problem of an unknown name, with the most similar known one, or else with `advice`."""
     legal = sorted(map(str, names))
     near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = f"; did you mean '{near[0]}'?" if near else advice
     return problem(
         field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, listed(legal, _LISTED_NAMES) or "none"
     )
@@ -101,9 +102,9 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     if error["type"] == "extra_forbidden":
         inner = locate(schema, error["loc"][:-1])
         names = {name for choice in _choices(schema, inner.schema) for name in choice.get("properties", ())}
-        return unknown(
-            ".".join((*prefix, *map(str, inner.path), str(error["loc"][-1]))), "field", str(error["loc"][-1]), names
-        )
+        name = str(error["loc"][-1])
+        is_of_job = len(error["loc"]) == 1 and "params" in names
+        return unknown(".".join((*prefix, *map(str, inner.path), name)), "field", name, names, _OF_JOB * is_of_job)
     if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         return _explain_tag(error, place.schema, path)
     if error["loc"] and error["loc"][-1] == "[key]":
@@ -141,7 +142,7 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     rules += [{"type": "string", "pattern": pattern} for pattern in patterns]
     rule = _resolved(schema, rules[0]) if rules else dict[str, Any]()
     if "enum" in rule:
-        return unknown(field, "name", key, rule["enum"])
+        return unknown(field, str(rule.get("title", "name")).lower(), key, rule["enum"])
     return problem(field, str(error["msg"]), key, legal(schema, rule))
 
 

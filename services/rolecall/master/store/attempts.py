@@ -43,9 +43,8 @@ async def begin(
 ) -> None:
     """Commit a plan as the next attempt of a queued job."""
     number = job.attempt + 1
-    await job_store.move(
-        connection, job, JobState.PLACED, now, f"{plan.world_size} workers placed", attempt=number, reason=None
-    )
+    placed = f"{plan.world_size} worker{'s' * (plan.world_size != 1)} placed"
+    await job_store.move(connection, job, JobState.PLACED, now, placed, attempt=number, reason=None)
     times = {"queued_at": job.queued_at, "started_at": now}
     values = {"job": job.id, "number": number, "plan": plan, "resume_from": resume_from, "state": JobState.PLACED}
     await connection.execute(insert(attempts).values(**values, **times))

@@ -30,7 +30,7 @@ async def log_in(request: Request, master: Running) -> Response:
     caller = master.sessions.principal(session) if session else None
     if session is None or caller is None:
         master.sync.unauthenticated.note(refusal(request.scope, None, 401))
-        error = "This token is not valid. To get one, ask the operator, who can run `rolecall tokens create NAME`."
+        error = "This token is not valid. Copy it again, or ask the operator for a new one."
         return render(request, "login.html", next=target, error=error, status=401)
     if caller.scopes.isdisjoint(USERS):
         error = f"The token {caller.name} can't log in: it has only the scope {' and '.join(sorted(caller.scopes))}."

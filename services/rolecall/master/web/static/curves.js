@@ -58,6 +58,9 @@ function isNamed({ name }, reported) {
   return reported.startsWith(before) && reported.endsWith(after) && /^[0-9]+$/.test(index);
 }
 
+// Distances of the labels of steps: 1, 2 or 5 times a power of ten.
+const WHOLE = Array.from({ length: 40 }, (_, n) => [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3));
+
 // The best value of all curves by the metric's direction, as a sentence.
 function bestOf(curves, name, direction) {
   if (!direction) return "";
@@ -118,13 +121,16 @@ function startCurves(box) {
     const name = metric.value;
     const curves = [];
     const starts = new Set();
-    for (const job of jobs)
-      for (const [place_, series] of curvesOf(data.get(job) || [], name).entries()) {
+    for (const job of jobs) {
+      const ofJob = curvesOf(data.get(job) || [], name);
+      for (const [place_, series] of ofJob.entries()) {
         const points = series.points.filter((point) => point[name] !== undefined);
         if (place_ > 0 && jobs.length === 1) starts.add(points[0].step);
-        const label = jobs.length > 1 ? job : `attempt ${series.attempt}`;
+        const attempt = `attempt ${series.attempt}`;
+        const label = jobs.length === 1 ? attempt : ofJob.length > 1 ? `${job}, ${attempt}` : job;
         curves.push({ label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place_) % COLORS.length], points });
       }
+    }
     empty.hidden = curves.length > 0;
     const declaration = declared.find((one) => isNamed(one, name));
     about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
@@ -145,7 +151,7 @@ function startCurves(box) {
         width: place.clientWidth || 600,
         height: 320,
         scales: { x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) }, y: { distr: log.checked ? 3 : 1 } },
-        axes: [{ ...axis, label: "step" }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
+        axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
           ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: curve.points.length < 40 } })),

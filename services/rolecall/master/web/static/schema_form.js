@@ -11,6 +11,8 @@ const SchemaForm = (() => {
     return made;
   }
 
+  // Names in backticks become code.
+  const withCode = (text) => text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part));
   const titleOf = (name) => name.replaceAll("_", " ");
   const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
   const shortText = (value) => {
@@ -36,7 +38,7 @@ const SchemaForm = (() => {
     field(name, given, path, value, isRequired) {
       const schema = this.resolve(given);
       const body = this.control(schema, path, value, isRequired);
-      const help = schema.description ? element("p", { class: "help" }, schema.description) : "";
+      const help = schema.description ? element("p", { class: "help" }, ...withCode(schema.description)) : "";
       const wrong = element("p", { class: "wrong", hidden: "" });
       const label = body.isGroup
         ? element("legend", {}, titleOf(name))
@@ -167,7 +169,7 @@ const SchemaForm = (() => {
           if (one !== undefined) found[name] = one;
         }
         if (!Object.keys(found).length && !isRequired) return undefined;
-      const isEmpty = Object.keys(found).every((name) => this.resolve(schema.properties[name]).const !== undefined);
+        const isEmpty = Object.keys(found).every((name) => this.resolve(schema.properties[name]).const !== undefined);
         return isEmpty && !isRequired ? undefined : found;
       };
       return { isGroup: true, element: box, read };
