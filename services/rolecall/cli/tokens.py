@@ -22,7 +22,8 @@ Queued = Annotated[
 ]
 Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Maximum number of running workers.")]
 Stored = Annotated[
-    str | None, typer.Option("--max-stored-bytes", metavar="N|none", help="Maximum bytes of checkpoints and artifacts.")
+    str | None,
+    typer.Option("--max-stored-bytes", metavar="N|none", help="Maximum bytes of requests, checkpoints and artifacts."),
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")

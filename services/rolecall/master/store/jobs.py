@@ -57,7 +57,7 @@ class Summaries:
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
     """Store a new job of `owner` as queued."""
-    own = {"resources": spec.resources, "owner": owner}
+    own = {"resources": spec.resources, "owner": owner, "bytes": len(spec.model_dump_json())}
     values = (
         spec.model_dump(exclude={"labels"})
         | own
@@ -181,11 +181,15 @@ async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
 
 
 async def stored_bytes(connection: AsyncConnection, owner: str, exclude: Iterable[str] = ()) -> int:
-    """The total size of the recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`."""
+    """The total size of the requests, recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`.
+
+    Requests count because a user can cancel jobs at once and submit any number.
+    """
     owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(exclude)))
     of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
     of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
-    sums = [await connection.scalar(query.where(*owned)) for query in (of_checkpoints, of_artifacts)]
+    of_requests = select(func.sum(jobs.c.bytes))
+    sums = [await connection.scalar(query.where(*owned)) for query in (of_requests, of_checkpoints, of_artifacts)]
     return sum(int(found or 0) for found in sums)
 
 
