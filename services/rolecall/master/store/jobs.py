@@ -158,12 +158,17 @@ async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict
 
 
 async def recently_ended(connection: AsyncConnection, since: datetime, *, limit: int, among: int) -> list[EndedJob]:
-    """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary."""
+    """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary.
+
+    They are the newest of each owner, then the second ones, and so on, so that no owner can hide the jobs of others.
+    """
     newest = select(func.max(jobs.c.sequence)).scalar_subquery()
     names = tuple(one.name for one in fields(EndedJob))
     chosen = (visible(), jobs.c.sequence > newest - among, jobs.c.state.in_(ENDED), jobs.c.ended_at >= since)
+    turn = func.row_number().over(partition_by=jobs.c.owner, order_by=jobs.c.sequence.desc())
+    chosen_ids = select(jobs.c.id).where(*chosen).order_by(turn, jobs.c.sequence.desc()).limit(limit)
     rows = await connection.execute(
-        select(*(jobs.c[name] for name in names)).where(*chosen).order_by(jobs.c.sequence.desc()).limit(limit)
+        select(*(jobs.c[name] for name in names)).where(jobs.c.id.in_(chosen_ids)).order_by(jobs.c.sequence.desc())
     )
     return list(readable(rows, lambda row: read(EndedJob, row, names, state=member(JobState, row, "state")), "job"))
 
