@@ -9,15 +9,29 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, event
+from tests.running import accepted
 
-from rolecall.master import metrics
+from rolecall.master import exporter, metrics
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.placement import Seating
+from rolecall.master.store import exports
+from rolecall.spec.access import Scope
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, ManualClock, failure, line, on_master, one_trainer, still_master
+from .harness import (
+    ONE_TRAINER,
+    Client,
+    ManualClock,
+    failure,
+    line,
+    make_token,
+    on_master,
+    one_trainer,
+    still_master,
+    submit_as,
+)
 
 
 async def scraped(client: Client) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -148,6 +162,29 @@ async def test_only_the_newest_of_the_recently_ended_jobs_are_shown(
         assert states == {(job, "cancelled"): 1 for job in jobs[1:]}
         monkeypatch.setattr(metrics, "_AMONG", 1)
         assert by(await scraped(client), "rolecall_job_state", "job").keys() == {(jobs[2],)}
+
+
+async def test_no_owner_hides_the_ended_jobs_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_ENDED", 2)
+    async with on_master(tmp_path) as client:
+        alice, busy = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "busy")]
+        ids: list[str] = []
+        for token in (alice, busy, busy, busy):
+            ids.append(accepted(await submit_as(client, token))["id"])
+            assert (await client.call(token, "POST", f"/jobs/{ids[-1]}/cancel")).is_success
+        assert by(await scraped(client), "rolecall_job_state", "job").keys() == {(ids[0],), (ids[3],)}
+
+
+async def test_no_owner_delays_the_exports_of_others(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        alice, busy = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "busy")]
+        ids: list[str] = []
+        for token in (busy, busy, busy, alice):
+            ids.append(accepted(await submit_as(client, token))["id"])
+            assert (await client.call(token, "POST", f"/jobs/{ids[-1]}/cancel")).is_success
+        since = client.master.clock.now() - exporter.KEPT
+        async with client.master.database.read() as connection:
+            assert await exports.due(connection, "mlflow", since, 2) == [ids[0], ids[3]]
 
 
 async def test_the_class_of_a_failure_is_shown_and_nothing_that_a_user_chose(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Jobs belong to tokens: who sees and steers them, and what the jobs of one token may take."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from tests.running import accepted
@@ -105,13 +107,38 @@ async def test_a_token_may_run_so_many_workers(client: Client) -> None:
     await client.until(waits, "placed")
 
 
+def requested_bytes(data: Path) -> int:
+    """The size of all jobs' requests."""
+    with closing(sqlite3.connect(data / "rolecall.db")) as database:
+        return database.execute("SELECT sum(bytes) FROM jobs").fetchone()[0]
+
+
+async def test_who_submits_and_cancels_fills_their_own_storage(client: Client) -> None:
+    text = "x" * 100
+    alice, bob = [await make_token(client, name, Scope.SUBMIT, max_queued=1, max_stored_bytes=2000) for name in "ab"]
+    ids: list[str] = []
+    while (submitted := await submit_as(client, alice, name=text)).status_code != 429:
+        ids.append(accepted(submitted)["id"])
+        assert (await client.call(alice, "POST", f"/jobs/{ids[-1]}/cancel")).is_success
+        assert len(ids) < 20
+    problem = check_problem(submitted, 429)
+    assert "the requests, checkpoints and artifacts of token a take" in problem["detail"]
+    assert accepted(await submit_as(client, bob))
+    # Deleting jobs frees the space.
+    assert (await client.call(alice, "DELETE", f"/jobs/{ids[0]}")).is_success
+    async with asyncio.timeout(10):
+        while (await submit_as(client, alice, name=text)).status_code == 429:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_token_may_store_so_many_bytes(client: Client, tmp_path: Path) -> None:
-    size = len(b"weights at 1")
-    alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=size)
+    alice = await make_token(client, "alice", Scope.SUBMIT)
     node = await one_trainer(client)
     cancelled = accepted(await submit_as(client, alice, roles={"trainer": 99}))["id"]
     assert (await client.call(alice, "POST", f"/jobs/{cancelled}/cancel")).is_success
     job = accepted(await submit_as(client, alice))["id"]
+    size = requested_bytes(tmp_path) + len(b"weights at 1")
+    await client.user("PATCH", "/tokens/alice", json={"max_stored_bytes": size})
     (worker,) = await node.workers()
     await node.say(worker, WorkerState.RUNNING)
     assert (await client.checkpoint(job, 1, 1)).status_code == 201
@@ -126,7 +153,7 @@ async def test_a_token_may_store_so_many_bytes(client: Client, tmp_path: Path) -
         assert f"max_stored_bytes is {size}" in problem["detail"]
     # The attempt goes on writing, because a checkpoint is whole before an older one goes.
     assert (await client.checkpoint(job, 1, 2)).status_code == 201
-    await client.worker("PUT", job, 1, "/attempts/1/blobs/more", content=b"x")
+    await client.worker("PUT", job, 1, "/attempts/1/blobs/more", content=bytes(2 * size))
     late = await client.worker("PUT", job, 1, "/attempts/1/blobs/late", content=b"x")
     # A worker does not try 413 again, unlike 429: its attempt would wait for space that nobody frees.
     problem = check_problem(late, 413)

@@ -256,9 +256,10 @@ async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
         page, more = await listing.page(connection, Selection(owner="alice"), 9, None)
         assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
         assert await jobs.count_waiting(connection, "alice") == 2
-        assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
-        assert await jobs.stored_bytes(connection, "alice", exclude=["toy-1"]) == 5
-        assert await jobs.stored_bytes(connection, "bob") == 0
+        request = len(spec("toy-1").model_dump_json())
+        assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5 + 2 * request
+        assert await jobs.stored_bytes(connection, "alice", exclude=["toy-1"]) == 5 + request
+        assert await jobs.stored_bytes(connection, "bob") == request
         assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
         assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"
         assert await idempotency.job_of(connection, "bob", "key True", "digest") is None

@@ -26,7 +26,9 @@ Queued = Annotated[
 Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Maximum number of running workers.")]
 Stored = Annotated[
     str | None,
-    typer.Option("--max-stored-bytes", metavar="SIZE|none", help="Maximum bytes of checkpoints and artifacts: 50GiB."),
+    typer.Option(
+        "--max-stored-bytes", metavar="SIZE|none", help="Maximum bytes of requests, checkpoints and artifacts: 50GiB."
+    ),
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")

@@ -50,6 +50,7 @@ from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.api.timing import Timed
+from rolecall.master.api.turns import CallTurns
 from rolecall.master.assembly import Master
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
@@ -140,6 +141,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)
     app.add_middleware(audit.Audited)
+    app.add_middleware(CallTurns)
     # The last one runs first, so that a request without a token is neither read nor parsed.
     app.add_middleware(Gate)
     app.add_middleware(StandbyGate)

@@ -36,8 +36,8 @@ async def check_submission(connection: AsyncConnection, owner: str, limits: Limi
         stored = await jobs.stored_bytes(connection, owner)
         if stored >= limits.max_stored_bytes:
             raise LimitReached(
-                f"the checkpoints and artifacts of token {owner} take {stored} bytes, and its max_stored_bytes is "
-                f"{limits.max_stored_bytes}; delete some of its jobs, or ask an admin for more"
+                f"the requests, checkpoints and artifacts of token {owner} take {stored} bytes, and its "
+                f"max_stored_bytes is {limits.max_stored_bytes}; delete some of its jobs, or ask an admin for more"
             )
 
 

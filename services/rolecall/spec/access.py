@@ -44,7 +44,7 @@ class Limits(Value):
     max_slots: _Bound | None = None
     """Maximum number of workers that run at the same time."""
     max_stored_bytes: _Bytes | None = None
-    """Maximum total size of the checkpoints and artifacts of the token's jobs."""
+    """Maximum total size of the requests, checkpoints and artifacts of the token's jobs."""
 
 
 class TokenRequest(Limits, Request):

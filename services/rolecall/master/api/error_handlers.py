@@ -95,7 +95,7 @@ _MEANING = {
     413: "The body is too large, or exceeds what the job or its token may store.",
     416: "The requested range is outside the file.",
     422: "Fields are invalid; `errors` lists them.",
-    429: "The token has reached a limit, which the text names, or has too many connections.",
+    429: "The token has reached a limit, which the text names, or has too many connections or calls.",
     500: "The master or a plug-in has a defect; the master's log has the traceback.",
     503: "The master, or its database, can't answer now; try again.",
     507: "The master's volume is full.",

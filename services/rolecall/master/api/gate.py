@@ -38,8 +38,8 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope["path"]):
-            found = _admission(scope)
+        if scope["type"] == "http" and not is_open(scope["path"]):
+            found = admission_of(scope)
             if found.status is TokenStatus.NONE:
                 answer = _answer_login if _is_page(scope) else _answer_unauthorized
                 await answer(scope, receive, send, found)
@@ -73,7 +73,7 @@ class FollowerLimit:
         if scope["type"] != "http" or not _follows(scope):
             await self._app(scope, receive, send)
             return
-        caller = _admission(scope).caller
+        caller = admission_of(scope).caller
         if caller is None:
             await self._app(scope, receive, send)  # The route answers 401, because no job is accessible.
             return
@@ -93,20 +93,26 @@ class FollowerLimit:
                 del self._following[token]
 
 
-def _admission(scope: Scope) -> Admission:
+def admission_of(scope: Scope) -> Admission:
+    """The check of a call's token."""
     request = HTTPConnection(scope)
     authorization, session = request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")
     return admission(master_of(scope["app"]), scope["path"], authorization, session)
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
+    """True for paths that need no token."""
     return path in _OPEN or path.startswith(_OPEN_FOLDER)
+
+
+def is_of_page(path: str) -> bool:
+    """True for the pages and their parts."""
+    return path == "/" or path.startswith("/ui/")
 
 
 def _is_page(scope: Scope) -> bool:
     """True if a browser requests a page; programs present a token, and learn that it is not valid."""
-    is_page = scope["path"] == "/" or scope["path"].startswith("/ui/")
-    return is_page and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
+    return is_of_page(scope["path"]) and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
 
 
 def _owner(found: Admission) -> tuple[Group, str]:

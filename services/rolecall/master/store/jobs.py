@@ -57,7 +57,7 @@ class Summaries:
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
     """Store a new job of `owner` as queued."""
-    own = {"resources": spec.resources, "owner": owner}
+    own = {"resources": spec.resources, "owner": owner, "bytes": len(spec.model_dump_json())}
     values = (
         spec.model_dump(exclude={"labels"})
         | own
@@ -158,12 +158,17 @@ async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict
 
 
 async def recently_ended(connection: AsyncConnection, since: datetime, *, limit: int, among: int) -> list[EndedJob]:
-    """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary."""
+    """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary.
+
+    They are the newest of each owner, then the second ones, and so on, so that no owner can hide the jobs of others.
+    """
     newest = select(func.max(jobs.c.sequence)).scalar_subquery()
     names = tuple(one.name for one in fields(EndedJob))
     chosen = (visible(), jobs.c.sequence > newest - among, jobs.c.state.in_(ENDED), jobs.c.ended_at >= since)
+    turn = func.row_number().over(partition_by=jobs.c.owner, order_by=jobs.c.sequence.desc())
+    chosen_ids = select(jobs.c.id).where(*chosen).order_by(turn, jobs.c.sequence.desc()).limit(limit)
     rows = await connection.execute(
-        select(*(jobs.c[name] for name in names)).where(*chosen).order_by(jobs.c.sequence.desc()).limit(limit)
+        select(*(jobs.c[name] for name in names)).where(jobs.c.id.in_(chosen_ids)).order_by(jobs.c.sequence.desc())
     )
     return list(readable(rows, lambda row: read(EndedJob, row, names, state=member(JobState, row, "state")), "job"))
 
@@ -181,11 +186,15 @@ async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
 
 
 async def stored_bytes(connection: AsyncConnection, owner: str, exclude: Iterable[str] = ()) -> int:
-    """The total size of the recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`."""
+    """The total size of the requests, recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`.
+
+    Requests count because a user can cancel jobs at once and submit any number.
+    """
     owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(exclude)))
     of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
     of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
-    sums = [await connection.scalar(query.where(*owned)) for query in (of_checkpoints, of_artifacts)]
+    of_requests = select(func.sum(jobs.c.bytes))
+    sums = [await connection.scalar(query.where(*owned)) for query in (of_requests, of_checkpoints, of_artifacts)]
     return sum(int(found or 0) for found in sums)
 
 

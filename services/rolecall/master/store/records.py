@@ -134,6 +134,8 @@ class JobRecord(JobEntry):
     """The URL of its webhook."""
     deleted_at: datetime | None = None
     """The time of the request to delete it."""
+    bytes: int = 0
+    """The size of its request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,9 @@ jobs = Table(
     Index(None, "workload", "sequence"),
     # The URL of a webhook, which can contain secrets.
     Column("notify", Text),
+    # The size of its request. Large parameters come before it in the row, so its sum needs the index.
+    Column("bytes", Integer, nullable=False, server_default="0"),
+    Index(None, "owner", "bytes"),
 )
 
 labels = Table(

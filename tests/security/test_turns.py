@@ -1,0 +1,155 @@
+"""A user who calls a lot delays their own calls, not those of others."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+from tests.master.harness import make_token
+from tests.security.test_crowd import PATIENT, ask, half, held
+from tests.security.test_edge import head, limited
+
+from rolecall.master.access import Principal
+from rolecall.master.api import turns
+from rolecall.master.api.turns import AT_ONCE, CallTurns
+from rolecall.spec.access import Scope as Scopes
+
+LARGE = {"content-length": str(turns.LARGE_BYTES + 1)}
+
+
+class App:
+    """An application whose calls last until the test ends them."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+        self.end = asyncio.Event()
+        self.calls = CallTurns(self._serve)
+        self.tasks: list[asyncio.Task[list[Message]]] = []
+
+    async def _serve(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        self.running.append(scope["token"])
+        await self.end.wait()
+        self.running.remove(scope["token"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def call(self, token: str, path: str = "/jobs", **headers: str) -> asyncio.Task[list[Message]]:
+        """Begin a call; the result is its response."""
+        self.tasks.append(asyncio.create_task(self._call(token, path, headers)))
+        return self.tasks[-1]
+
+    async def _call(self, token: str, path: str, headers: dict[str, str]) -> list[Message]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope: Scope = {"type": "http", "path": path, "headers": raw, "token": token}
+        await self.calls(scope, receive, send)
+        return sent
+
+    async def settled(self) -> list[str]:
+        """The tokens of the calls in progress, when each call has begun or waits."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return sorted(self.running)
+
+
+@pytest.fixture(autouse=True)
+def tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every call of `App` has the token that its scope names."""
+    if "tmp_path" in request.fixturenames:
+        yield
+        return
+
+    def admission_of(scope: Scope) -> SimpleNamespace:
+        own = Scopes.ADMIN if scope["token"] == "admin" else Scopes.SUBMIT
+        return SimpleNamespace(caller=Principal(scope["token"], frozenset({own})))
+
+    monkeypatch.setattr(turns, "admission_of", admission_of)
+    yield
+
+
+async def test_a_token_has_few_calls_in_progress_and_others_have_their_own() -> None:
+    app = App()
+    for _ in range(20):
+        app.call("greedy")
+    app.call("other")
+    assert await app.settled() == ["greedy"] * AT_ONCE + ["other"]
+    app.end.set()
+    answers = await asyncio.gather(*app.tasks)
+    assert [answer[0]["status"] for answer in answers] == [200] * 21
+
+
+async def test_nodes_admins_and_pages_do_not_wait() -> None:
+    app = App()
+    for _ in range(2 * AT_ONCE):
+        app.call("admin")
+        app.call("node", "/internal/nodes/n")
+        app.call("greedy", "/ui/jobs/1")  # The API's calls for the page wait; otherwise, pages would block themselves.
+    assert len(await app.settled()) == 6 * AT_ONCE
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+
+
+async def test_inspections_that_wait_for_workers_leave_turns_to_other_calls() -> None:
+    app = App()
+    for _ in range(2 * AT_ONCE):
+        app.call("greedy", "/jobs/1/stacks")
+    app.call("greedy")
+    assert len(await app.settled()) == AT_ONCE + 1
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+
+
+@pytest.mark.parametrize("headers", [LARGE, {"transfer-encoding": "chunked"}])
+async def test_a_token_has_one_large_body_in_progress_and_rests_after_it(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_MAX_REST_S", 3600.0)
+    monkeypatch.setattr(turns, "_REST", 1e9)
+    app = App()
+    first, second = app.call("greedy", **headers), app.call("greedy", **headers)
+    app.call("other", **headers)
+    assert await app.settled() == ["greedy", "other"]
+    app.end.set()
+    assert (await first)[0]["status"] == 200
+    await app.settled()
+    assert not second.done(), "the token rests"
+    second.cancel()
+
+
+async def test_a_call_that_waits_too_long_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_WAIT_S", 0.01)
+    monkeypatch.setattr(turns, "_MOST_WAITING", 3)
+    app = App()
+    begun = [app.call("greedy") for _ in range(AT_ONCE)]
+    late = [app.call("greedy") for _ in range(4)]
+    await app.settled()
+    assert [one.done() for one in late] == [False, False, False, True], "no more wait than a token has connections"
+    answers = await asyncio.gather(*late)
+    assert {answer[0]["status"] for answer in answers} == {429}
+    app.end.set()
+    assert [answer[0]["status"] for answer in await asyncio.gather(*begun)] == [200] * AT_ONCE
+
+
+async def test_the_master_reads_one_large_body_of_a_token_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_WAIT_S", 0.3)
+    async with limited(tmp_path, monkeypatch, PATIENT) as (client, address):
+        greedy, other = [await make_token(client, name, Scopes.SUBMIT) for name in ("greedy", "other")]
+        body = b'{"name": [' + b"[]," * turns.LARGE_BYTES + b"[]]}"
+        headers = {"Content_Length": str(len(body)), "Content_Type": "application/json", "Connection": "close"}
+        with held(address, half(greedy)):
+            refused = await ask(address, half(greedy))
+            assert b" 429 " in refused
+            assert b"or one with a large body; try again later" in refused
+            assert b" 422 " in await ask(address, head("POST", "/jobs", other, **headers) + body)
+            assert b" 200 " in await ask(address, head("GET", "/jobs", greedy, Connection="close"))
