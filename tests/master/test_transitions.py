@@ -146,7 +146,7 @@ async def test_a_checkpoint_that_workers_could_not_read_is_verified_before_the_n
     assert queued.not_before == NOW + timedelta(seconds=VERIFY_S)
     assert "the master verifies the checkpoint at step 10, which trainer-1 could not read" in (queued.waiting_for or "")
     assert queued.avoid == ("trainer-1",)
-    assert await checkpoints.due_for_verification(connection, NOW) == [("toy-1", manifest)]
+    assert await checkpoints.due_for_verification(connection, NOW) == [("admin", "toy-1", manifest)]
     assert (await events.of_job(connection, "toy-1"))[-2].kind == "checkpoint"
 
 
