@@ -307,6 +307,7 @@ async def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest
                 clock.advance(2)  # the deadline passes, and what the master knows of the volume grows old
                 detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
                 assert "ROLECALL_DATA" in detail
+                check_problem(await client.user("POST", f"/jobs/{late}/cancel"), 507)  # The database itself is full.
                 upload = "/attempts/1/blobs/model.bin"
                 check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
                 assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"

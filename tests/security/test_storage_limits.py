@@ -38,6 +38,28 @@ async def test_below_the_reserve_reports_are_stored_and_logs_and_uploads_wait(tm
             assert (await client.worker("PUT", job, 1, upload, content=b"model")).status_code == 201
 
 
+@pytest.mark.slow
+async def test_below_half_of_the_reserve_users_can_only_free_space(tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "32m"):
+        async with on_master(tmp_path / "data", reserve_bytes=16 << 20) as client:
+            job, other = [(await client.submit())["id"] for _ in range(2)]
+            assert (await client.user("POST", f"/jobs/{other}/pause")).status_code == 200
+            with filled(tmp_path / "data", but=7 << 20):
+                async with asyncio.timeout(10):
+                    while (sent := await client.user("PATCH", f"/jobs/{job}", json={"priority": 1})).is_success:
+                        await asyncio.sleep(0.1)  # A look at the volume is good for a second.
+                refused = [
+                    sent,
+                    await client.user("POST", "/jobs", json={"workload": "toy"}),
+                    await client.user("POST", f"/jobs/{other}/resume"),
+                ]
+                assert (await client.user("POST", f"/jobs/{job}/cancel")).status_code == 200
+                refused.append(await client.user("POST", f"/jobs/{job}/retry"))
+                assert [answer.status_code for answer in refused] == [507] * 4
+                assert "ROLECALL_RESERVE_BYTES" in refused[0].json()["detail"]
+                assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
+
+
 async def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
     async with on_master(tmp_path, max_job_bytes=100) as client:
         node = await one_trainer(client)

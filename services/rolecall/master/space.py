@@ -12,6 +12,8 @@ from rolecall.spec.api import Volume
 from rolecall.spec.errors import QuotaExceeded, RolecallError
 
 _SHARE, _MAX_RESERVE = 0.05, 2 << 30
+USERS_FLOOR = 1 / 2
+"""The share of the reserve that users' calls leave to reports, and to calls that free space."""
 _FLOOR = 1 / 4
 _KNOWN_S = 1.0
 """The time for which the free space of the volume is cached."""

@@ -24,6 +24,7 @@ from rolecall.master.assembly import Master
 from rolecall.master.program import master_of
 from rolecall.master.refusals import Refusal
 from rolecall.master.sessions import COOKIE
+from rolecall.master.space import USERS_FLOOR
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_of
@@ -195,6 +196,14 @@ async def controls_job(job: str, master: Running, caller: Caller) -> None:
     if not caller.controls(owner):
         detail = f"job {job} belongs to {owner}; only a token of that name or one with the scope admin may change it"
         raise HTTPException(403, detail)
+
+
+async def has_room(master: Running) -> None:
+    """Raise `NoRoom` if the call would use space that is for reports, and for calls that free space.
+
+    Without this, a user who changes jobs all the time could fill the master's volume with rows.
+    """
+    await master.reserve.check(share=USERS_FLOOR)
 
 
 async def bearing_attempt(connection: HTTPConnection, job: str, master: Running, bearer: Bearer) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
+from rolecall.master.api.auth import USERS, Caller, Running, controls_job, has_room, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import Cursor, LabelFilter, merge_patch
 from rolecall.master.assembly import Master
@@ -32,6 +32,7 @@ _SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
 _SEES = [*_READS, Depends(sees_job)]
 _LABEL = "Only jobs with this label: `NAME=VALUE`, or `NAME` for any value. With several, jobs that have all of them."
 _CONTROLS = [*_SUBMITS, Depends(controls_job)]
+_ADDS = [*_CONTROLS, Depends(has_room)]
 
 
 @router.get("/jobs", dependencies=_READS, summary="List jobs")
@@ -80,7 +81,7 @@ async def show_job(job: str, master: Running) -> JobDocument:
     return await job_document_of(master, job)
 
 
-@router.patch("/jobs/{job}", dependencies=_CONTROLS, summary="Change a job", openapi_extra=merge_patch("JobUpdate"))
+@router.patch("/jobs/{job}", dependencies=_ADDS, summary="Change a job", openapi_extra=merge_patch("JobUpdate"))
 async def change_job(job: str, request: JobUpdate, master: Running, caller: Caller) -> JobDocument:
     """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
     if problems := check_name(request.name or ""):
@@ -117,7 +118,7 @@ async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job", responses=documented(409))
+@router.post("/jobs/{job}/resume", dependencies=_ADDS, summary="Resume a paused job", responses=documented(409))
 async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
@@ -127,7 +128,7 @@ async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job", responses=documented(409))
+@router.post("/jobs/{job}/retry", dependencies=_ADDS, summary="Retry an ended job", responses=documented(409))
 async def retry_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Caller, Running, needs
+from rolecall.master.api.auth import Caller, Running, has_room, needs
 from rolecall.master.api.jobs import job_document_of
 from rolecall.master.assembly import Master
 from rolecall.master.capacity import lacking, slots_needed
@@ -31,7 +31,7 @@ from rolecall.spec.resources import Resources, RoleRequest
 from rolecall.spec.role import Role
 from rolecall.spec.webhook import only_host
 
-router = APIRouter(tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
+router = APIRouter(tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(has_room)])
 
 
 @router.post(
