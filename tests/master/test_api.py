@@ -41,6 +41,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"roles": {"trainer": {"threads": 0}}}, "roles.trainer.threads", "greater than or equal to 1", "integer ≥ 1"),
     ({"roles": {"trainer": {"gpus": 2}}}, "roles.trainer.gpus", "for 2 GPUs request 2 workers with one each", "0 or 1"),
     (
+        {"roles": {"trainer": {"gpus": -1}}},
+        "roles.trainer.gpus",
+        "greater than or equal to 0",
+        "integer ≥ 0 ≤ 1 or null",
+    ),
+    (
         {"roles": {"observer": {"gpus": 1}}},
         "roles.observer.gpus",
         "observer workers of toy can't use a GPU",

@@ -9,6 +9,8 @@ from rolecall.spec.model import Request, Value
 _MAX = 1_000_000
 Count = Annotated[int, Field(strict=True, le=_MAX)]
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
+# The catalogue refuses larger numbers with advice.
+_Gpus = Annotated[int, Field(strict=True, ge=0, le=_MAX, json_schema_extra={"maximum": 1})]
 
 
 class Resources(Value):
@@ -37,7 +39,7 @@ class RoleRequest(Request):
 
     count: Count | None = None
     """The number of workers; by default the workload's."""
-    gpus: int | None = Field(default=None, ge=0, le=_MAX, strict=True)
+    gpus: _Gpus | None = None
     """GPUs of each worker, 0 or 1. By default, trainers, stages and observers get a GPU where their node has some."""
     threads: int | None = Field(default=None, ge=1, le=_MAX, strict=True)
     """CPU threads of each worker; by default those of its share of the node's cores."""
