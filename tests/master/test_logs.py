@@ -180,6 +180,7 @@ async def test_most_comments_to_a_follower_of_a_silent_job_ask_the_database_for_
 ) -> None:
     monkeypatch.setattr(keep_alive, "EVERY_S", 0.02)
     job = (await client.submit(roles={"trainer": 100}))["id"]
+    await client.until(job, "queued", also=lambda one: one["waiting_for"])  # Its followers are told.
     async with client.http.stream("GET", f"/jobs/{job}/{noun}?follow=true", headers=bearer(TOKEN)) as answer:
         lines = (line async for line in answer.aiter_lines() if line.startswith(":"))
         await anext(lines)
