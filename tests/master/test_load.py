@@ -172,23 +172,23 @@ async def test_jobs_beyond_the_budget_of_a_pass_are_decided_by_the_next_ones(
 async def test_the_placement_rests_between_passes_however_often_it_is_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with on_master(tmp_path) as (_, master):
-        refresh, passes = master.view.refresh, list[int]()
+    async with on_master(tmp_path) as (client, master):
+        await queue_up(client, master, 4, {Role.TRAINER: 7})
+        place, passes = master.placer.place, list[int]()
 
-        async def slow() -> None:
+        async def counting(*arguments: Any) -> float:
             passes.append(1)
-            await asyncio.sleep(0.02)
-            await refresh()
+            return await place(*arguments)
 
-        await asyncio.sleep(0.1)  # The passes of the start, and their rests, are over.
-        monkeypatch.setattr(master.placer.view, "refresh", slow)
+        monkeypatch.setattr(placer, "_REST_S", 0.05)
+        monkeypatch.setattr(master.placer, "place", counting)
         begun = time.monotonic()
-        while time.monotonic() < begun + 0.8:
+        while time.monotonic() < begun + 1.0:
             master.placer.wake()
             await asyncio.sleep(0.001)
         master.placer.wake()
         woken = len(passes)
-        assert 2 <= woken <= (time.monotonic() - begun) / (4 * 0.02) + 2, "the rest is three times the pass"
+        assert 2 <= woken <= (time.monotonic() - begun) / (4 * 0.05) + 2, "a rest for each of the four jobs"
         async with asyncio.timeout(5):
             while len(passes) == woken:  # What happens in a rest is placed after it.
                 await asyncio.sleep(0.01)

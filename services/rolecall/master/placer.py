@@ -4,9 +4,9 @@ It computes plans in its own thread from a snapshot of the view, so that a long 
 commits each job, guarded by the job's state and the nodes' incarnations. A plan that is stale by then fails and is
 computed again. No other code occupies seats, so between the snapshot and the commit seats can only become free.
 
-Python runs one thread at a time, and requests come first. So a pass is followed by a rest that is longer than the pass
-itself, however many requests and changes ask for the next one. A pass that leaves jobs undecided is followed by another
-one after the rest.
+Python runs one thread at a time, and requests come first. So a pass is followed by a rest, which is longer than the
+pass itself, however many requests and changes ask for the next one. A pass that leaves jobs undecided is followed by
+another one, after a pause as long as its computation.
 """
 
 import asyncio
@@ -41,9 +41,8 @@ from rolecall.spec.plan import GangPlan
 
 _LOG = logging.getLogger(__name__)
 
-_REST = 3.0
-"""The rest after a pass, as a multiple of its duration."""
-_MAX_REST_S = 0.25
+_REST_S, _MAX_REST_S = 60e-6, 0.25
+"""The rest after a pass for each queued job, about three times what the pass itself takes; and the longest rest."""
 
 Offer = tuple[NodeRecord, bool, str | None]
 """A node, its liveness, and the reason why it accepts no workers."""
@@ -135,7 +134,7 @@ class Placer:
         with ThreadPoolExecutor(1, "placement") as pool:
             while True:
                 ticket = self._woken.ticket()
-                pause_s, begin_s = TICK_S, self.clock.monotonic()
+                pause_s = TICK_S
                 self.pulse.begin()
                 try:
                     pause_s = await self.place(pool)
@@ -144,7 +143,7 @@ class Placer:
                 except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
                     self._errors.failed("placing", error)
                     self.pulse.failed(error)
-                await asyncio.sleep(min(_MAX_REST_S, _REST * (self.clock.monotonic() - begin_s)))
+                await asyncio.sleep(min(_MAX_REST_S, _REST_S * len(self.view.queue)))
                 await wait(ticket, pause_s)
 
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
@@ -160,13 +159,15 @@ class Placer:
         ready = self._ready(now)
         cluster = self._cluster_of(inputs.offers)
         search = self._search(ready, inputs.limits, now, earlier)
+        begin_s = self.clock.monotonic()
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, search, cluster) if ready else {}
+        took_s = self.clock.monotonic() - begin_s
         self._again_at = self._next_change(now, outcomes)
         waiting = await self._settle(ready, outcomes)
         self._earlier = Earlier(waiting, frozenset(job.id for job in ready if job.id not in outcomes))
         if len(waiting) == len(outcomes):
             self._inputs = inputs
-        return 0.0 if self._earlier.undecided else self._due_s(now)
+        return took_s if self._earlier.undecided else self._due_s(now)
 
     def _ready(self, now: datetime) -> list[JobSummary]:
         """The queued jobs that have no back-off."""
