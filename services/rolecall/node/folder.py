@@ -9,10 +9,12 @@ import hashlib
 import os
 import stat
 import tempfile
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rolecall.daemon_thread import start_in_daemon_thread
 from rolecall.untrusted_files import delete_tree, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -21,7 +23,10 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class Folder:
-    """A folder that stays open until it is deleted, so that renames and links can't redirect the access."""
+    """The folder `<root>/<job>/<attempt>/<rank>` of a worker.
+
+    It stays open until it is deleted, so that renames and links can't redirect the access.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,7 +39,7 @@ class Folder:
 
     def make(self) -> None:
         """Create the folder, empty and private."""
-        delete_tree(self.path)
+        self._delete_files()
         self.path.mkdir(parents=True, mode=0o700)
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
@@ -43,7 +48,7 @@ class Folder:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        delete_tree(self.path)
+        self._delete_files()
         for parent in self.path.parents[:2]:
             try:
                 parent.rmdir()
@@ -88,6 +93,18 @@ class Folder:
             mode = _KEEP_SIZE | _PUNCH_HOLE
             if _LIBC.fallocate(file, mode, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+
+    def _delete_files(self) -> None:
+        """Free the name of the folder now. A thread deletes the files, because a job can leave a million of them, and
+        the node's heartbeats must not wait."""
+        aside = self.path.parents[2] / f".deleted-{uuid.uuid4().hex}"
+        try:
+            self.path.rename(aside)
+        except FileNotFoundError:
+            return
+        except OSError:
+            aside = self.path  # A job without a sandbox can forbid to move it.
+        start_in_daemon_thread(delete_tree, aside)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:
