@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from rolecall.master.assembly import Master
-from rolecall.master.store import checkpoints, events, jobs
+from rolecall.master.store import checkpoints, deletion, events, jobs
 from rolecall.master.verification import AGAIN, CONFIRM_AFTER
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
 
 from .harness import ManualClock, still_master, verify_all
 
@@ -192,3 +193,15 @@ async def test_the_last_complete_checkpoint_outlives_that_its_files_are_gone(sto
     await store.verify(CONFIRM_S)
     await store.verify(AGAIN_S)
     assert await store.doubts() == {10: False}, "a complete one is left, so the other is forgotten"
+
+
+async def test_the_checkpoints_of_a_deleted_job_are_not_verified(store: Store) -> None:
+    """Nothing would come of it, and the job's row stays until the blob store has deleted its files."""
+    await store.add(10)
+    async with store.master.database.write() as connection:
+        job = await jobs.summary(connection, JOB)
+        (record,) = await checkpoints.of_job(connection, JOB)
+        await checkpoints.set_verification(connection, JOB, record.manifest, store.clock.now())
+        await jobs.move(connection, job, JobState.CANCELLED, store.clock.now(), "cancelled")
+        await deletion.mark(connection, JOB, store.clock.now())
+    assert await store.master.verifier.begin() == []

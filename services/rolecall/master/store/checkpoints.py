@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.store.jobs import visible
 from rolecall.master.store.records import CheckpointRecord, read, readable
 from rolecall.master.store.schema import checkpoints, jobs
 from rolecall.master.store.types import Unreadable
@@ -68,8 +69,12 @@ async def set_verification(
 
 
 async def due_for_verification(connection: AsyncConnection, by: datetime) -> list[tuple[str, str, CheckpointManifest]]:
-    """The readable checkpoints, each with its job and the job's owner, whose verification is due at `by`."""
-    query = select(jobs.c.owner, checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
+    """The readable checkpoints, each with its job and the job's owner, whose verification is due at `by`.
+
+    A deleted job has none, because nobody would reschedule its verification.
+    """
+    query = select(jobs.c.owner, checkpoints.c.job, checkpoints.c.manifest)
+    query = query.where(checkpoints.c.verify_at <= by, visible())
     rows = await connection.execute(query.join_from(checkpoints, jobs).order_by(checkpoints.c.verify_at))
     return [(row.owner, row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
