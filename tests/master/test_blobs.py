@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -178,6 +179,24 @@ async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blob
     await blobs.remove_job("toy-1")
     assert await blobs.size("toy-1", "1/known") is None
     assert await blobs.size("toy-2", "1/left") == 4, "another job's"
+
+
+async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path) -> None:
+    """In a store that is a folder, its workers create folders themselves."""
+    folder = os.open(tmp_path, os.O_PATH)
+    for name in ("toy-1", *["nested"] * 3000):
+        os.mkdir(name, dir_fd=folder)
+        inner = os.open(name, os.O_PATH, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    blobs = Blobs(tmp_path / "unused", tmp_path.as_uri(), timeout_s=30)
+    try:
+        await blobs.remove_job("toy-1")
+        assert not (tmp_path / "toy-1").exists()
+    finally:
+        blobs.close()
+        subprocess.run(["rm", "-rf", tmp_path / "toy-1"], check=True)
 
 
 async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_stay(tmp_path: Path) -> None:

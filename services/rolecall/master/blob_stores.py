@@ -15,6 +15,8 @@ from typing import IO, Any, Protocol, cast
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 from fsspec.implementations.local import LocalFileSystem  # pyright: ignore[reportMissingTypeStubs]
 
+from rolecall.untrusted_files import delete_tree
+
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # Non-blocking, because the open of a pipe would wait for its writer.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -106,7 +108,11 @@ class FolderStore:
 
     def remove(self, job: str) -> None:
         with suppress(FileNotFoundError), self._folder_of(job) as (folder, name):
-            shutil.rmtree(name, dir_fd=folder)
+            try:
+                shutil.rmtree(name, dir_fd=folder)
+            except RecursionError:  # A worker can nest any number of folders.
+                delete_tree(self._root / job)
+                shutil.rmtree(name, dir_fd=folder)
 
     def is_populated(self) -> bool:
         try:
