@@ -83,6 +83,7 @@ async def test_a_silent_node_costs_its_jobs_an_attempt_and_is_forgotten_after_an
             await master.reconciler.reconcile()
         async with master.database.read() as connection:
             assert await nodes.find(connection, NODE.name) is None
+        assert not master.presence.is_current(NODE.name, NODE.started), "the memory forgets it as well"
 
 
 async def test_a_master_that_was_stopped_loses_nobody(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ class Reconciler:
             if self.presence.silence_s(name) > FORGET_NODE_S:
                 async with self.database.write() as connection:
                     await nodes.remove(connection, name)
+                self.presence.forget(name)
                 self.waking.nodes(name)
 
     async def _advance_jobs(self) -> bool:
