@@ -196,7 +196,7 @@ async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tm
         assert not (tmp_path / "toy-1").exists()
     finally:
         blobs.close()
-        subprocess.run(["rm", "-rf", tmp_path / "toy-1"], check=True)
+        await asyncio.to_thread(subprocess.run, ["rm", "-rf", tmp_path / "toy-1"], check=True)
 
 
 async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_stay(tmp_path: Path) -> None:

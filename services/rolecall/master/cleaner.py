@@ -2,8 +2,7 @@
 
 It is separate from the reconciler, so that a slow blob store delays only deletion. Only the database records pending
 deletions, files of jobs are deleted before their rows, and every step can be repeated. So a master that was killed in
-between continues where it was. A master that no longer
-leads deletes no file to which a row can still refer.
+between continues where it was. A master that no longer leads deletes no file to which a row can still refer.
 """
 
 import asyncio

@@ -8,11 +8,10 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.events import trim
+from rolecall.master.store.jobs import ENDED
 from rolecall.master.store.schema import artifacts, checkpoints, events, idempotency, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
-
-ENDED = tuple(state for state in JobState if state.ended)
 
 
 async def mark(connection: AsyncConnection, job: str, now: datetime) -> None:
