@@ -14,11 +14,11 @@ from rolecall.untrusted_files import delete_tree
 def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_delete, deleted, hurried = threading.Event(), threading.Event(), list[Path]()
+    may_delete, deleted, awaited = threading.Event(), threading.Event(), list[Path]()
 
     def delete_slowly(path: Path) -> None:
         if not may_delete.wait(5):
-            hurried.append(path)
+            awaited.append(path)
         delete_tree(path)
         deleted.set()
 
@@ -32,7 +32,7 @@ def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
     (folder.path / "log.txt").write_text("of the next worker\n")
     may_delete.set()
     assert deleted.wait(5)
-    assert not hurried, "the node waited for a deletion"
+    assert not awaited, "the node waited for a deletion"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     assert (folder.path / "log.txt").read_text() == "of the next worker\n"
 

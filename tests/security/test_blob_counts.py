@@ -46,7 +46,11 @@ async def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
         manifest: dict[str, Any] = {"attempt": 1, "step": 1, "parts": [PART], "position": {}}
         assert await record("checkpoints", manifest) == 409, "there is no such blob"
         assert await record("checkpoints", manifest | {"position": {"seeds": "x" * 70_000}}) == 422
-        assert await record("checkpoints", manifest | {"parts": [{}] * 100_001}) == 422
+        assert await record("checkpoints", manifest | {"parts": [{}] * 10_001}) == 422
+        assert await record("checkpoints", manifest | {"parts": ["x" * (2 << 20)]}) == 413
+        names = [f"trainer-{number:04}" for number in range(10_000)]
+        parts = [PART | {"name": name, "blob": f"12/step-{1:012}-{name}.safetensors"} for name in names]
+        assert await record("checkpoints", manifest | {"parts": parts}) == 409, "a gang of 10,000 workers"
         notice: dict[str, Any] = {"name": "model", "blob": "1/part", "size": 1}
         assert await record("artifacts", notice | {"sha256": "0" * 64}) == 409
         for digest in ("0" * 63, "x" * 64, "A" * 64, "\r\n" + "0" * 62, "0" * 64 + "\n"):

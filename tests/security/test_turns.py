@@ -35,12 +35,14 @@ class App:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
 
-    def call(self, token: str, path: str = "/jobs", **headers: str) -> asyncio.Task[list[Message]]:
+    def call(
+        self, token: str, path: str = "/jobs", method: str = "POST", **headers: str
+    ) -> asyncio.Task[list[Message]]:
         """Begin a call; the result is its response."""
-        self.tasks.append(asyncio.create_task(self._call(token, path, headers)))
+        self.tasks.append(asyncio.create_task(self._call(token, path, method, headers)))
         return self.tasks[-1]
 
-    async def _call(self, token: str, path: str, headers: dict[str, str]) -> list[Message]:
+    async def _call(self, token: str, path: str, method: str, headers: dict[str, str]) -> list[Message]:
         sent: list[Message] = []
 
         async def receive() -> Message:
@@ -50,7 +52,7 @@ class App:
             sent.append(message)
 
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope: Scope = {"type": "http", "path": path, "headers": raw, "token": token}
+        scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "token": token}
         await self.calls(scope, receive, send)
         return sent
 
@@ -69,8 +71,10 @@ def tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         return
 
     def admission_of(scope: Scope) -> SimpleNamespace:
+        if scope["token"].startswith("toy-"):
+            return SimpleNamespace(caller=None, job=scope["token"])
         own = Scopes.ADMIN if scope["token"] == "admin" else Scopes.SUBMIT
-        return SimpleNamespace(caller=Principal(scope["token"], frozenset({own})))
+        return SimpleNamespace(caller=Principal(scope["token"], frozenset({own})), job="")
 
     monkeypatch.setattr(turns, "admission_of", admission_of)
     yield
@@ -94,6 +98,18 @@ async def test_nodes_admins_and_pages_do_not_wait() -> None:
         app.call("node", "/internal/nodes/n")
         app.call("greedy", "/ui/jobs/1")  # The API's calls for the page wait; otherwise, pages would block themselves.
     assert len(await app.settled()) == 6 * AT_ONCE
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+
+
+async def test_the_workers_of_a_job_share_turns_for_json_but_not_for_files() -> None:
+    app = App()
+    for _ in range(20):
+        app.call("toy-1", "/internal/jobs/toy-1/attempts/1/checkpoints")
+        app.call("toy-2", "/internal/jobs/toy-2/attempts/1/blobs/part", "PUT", **LARGE)
+    for _ in range(2):
+        app.call("toy-3", "/internal/jobs/toy-3/attempts/1/checkpoints", **LARGE)
+    assert await app.settled() == ["toy-1"] * AT_ONCE + ["toy-2"] * 20 + ["toy-3"]
     app.end.set()
     await asyncio.gather(*app.tasks)
 

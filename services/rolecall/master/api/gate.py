@@ -51,7 +51,7 @@ class Gate:
                 await _answer_other_site(scope, receive, send)
                 return
             if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
-                # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
+                # 429 means that the caller itself is the cause. For a worker, that can be others of its job.
                 status = 429 if excess.by_owner and found.caller is not None else 503
                 headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
                 response = problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)

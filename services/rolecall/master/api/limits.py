@@ -5,6 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 USER_BYTES = 1 << 20
+WORKER_BYTES = 2 << 20
+"""Enough for the manifest of a checkpoint with `MAX_PARTS` parts."""
 NODE_BYTES = 16 << 20
 _UNBOUNDED = ("/streams/", "/blobs/")
 
@@ -16,11 +18,8 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        is_internal = path.startswith("/internal/")
-        is_file = is_internal and any(part in path for part in _UNBOUNDED)
-        if scope["type"] == "http" and not is_file:
-            receive = _counting(receive, NODE_BYTES if is_internal else USER_BYTES)
+        if scope["type"] == "http" and (limit := _limit(scope["path"])) is not None:
+            receive = _counting(receive, limit)
         await self._app(scope, receive, send)
 
 
@@ -37,6 +36,13 @@ class JobsAreJson:
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/jobs"):
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         await self._app(scope, receive, send)
+
+
+def _limit(path: str) -> int | None:
+    """The maximum size of a body for this path; None for files."""
+    if path.startswith("/internal/jobs/"):
+        return None if any(part in path for part in _UNBOUNDED) else WORKER_BYTES
+    return NODE_BYTES if path.startswith("/internal/") else USER_BYTES
 
 
 def _counting(receive: Receive, limit: int) -> Receive:

@@ -1,4 +1,4 @@
-"""Middleware that lets each user have few calls in progress, so that one user's calls delay only their own.
+"""Middleware that lets each user and each job have few calls in progress, so that their calls delay only their own.
 
 Python runs one thread at a time. A body of 1 MiB keeps the event loop busy for up to 0.3 s, and everyone waits for it,
 nodes included. Users also share the threads that check and plan jobs, and connections to the database.
@@ -18,7 +18,8 @@ from rolecall.master.api.gate import admission_of, is_of_page, is_open
 from rolecall.spec.access import Scope as Scopes
 
 AT_ONCE = 4
-"""The number of calls that a token has in progress. A call is in progress until its response starts."""
+"""The number of calls that a token, or a job's workers, have in progress. A call is in progress until its response
+starts."""
 LARGE_BYTES = 1 << 16
 """A token has one call with a larger body in progress."""
 _REST = 3.0
@@ -34,7 +35,8 @@ _INSPECTIONS = ("/timeline", "/stacks", "/profile")
 class CallTurns:
     """Delays the calls of a token that has enough of them in progress, and answers 429 to those that wait too long.
 
-    Calls of nodes, workers and admins don't wait. Neither do pages: they call the API, where they wait.
+    The workers of a job share its turns when they send JSON. Their files don't wait, and neither do calls of nodes and
+    admins, nor pages: they call the API, where they wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -89,11 +91,12 @@ class CallTurns:
 
 
 def _limited_token(scope: Scope) -> str | None:
-    """The name of the user's token whose calls are limited; None for other calls."""
-    if scope["type"] != "http" or scope["path"].startswith("/internal/"):
+    """The user's token, or the job of a worker, whose calls are limited; None for other calls."""
+    if scope["type"] != "http" or is_open(scope["path"]) or is_of_page(scope["path"]):
         return None
-    if is_open(scope["path"]) or is_of_page(scope["path"]):
-        return None
+    if scope["path"].startswith("/internal/"):
+        job = admission_of(scope).job if scope["method"] == "POST" else ""
+        return f"job {job}" if job else None  # No token has this name.
     caller = admission_of(scope).caller
     # By name, because a token has two secrets while it is rotated.
     return None if caller is None or Scopes.ADMIN in caller.scopes else caller.name
