@@ -217,6 +217,8 @@ class World:
 
     def __init__(self, data: Path, policy: RetentionPolicy) -> None:
         self.now = START
+        self.set_back = timedelta(0)
+        """By how much the time of day was corrected."""
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
         self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20, time.monotonic)
@@ -231,8 +233,12 @@ class World:
             streams=self.streams,
             policy=policy,
             garbage=Signal(),
-            clock=Clock(now=lambda: self.now),
+            clock=Clock(lambda: self.now, self.monotonic),
         )
+
+    def monotonic(self) -> float:
+        """The seconds that have passed."""
+        return (self.now + self.set_back - START).total_seconds()
 
     async def end_jobs(self, count: int) -> None:
         """Store jobs that have succeeded now, with all that they leave."""
@@ -302,6 +308,17 @@ async def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None
         assert await world.cleaner.clean()
         assert not any(await rows(world.database))
         assert not await world.audited()
+        assert world.entries() == 0
+
+
+async def test_a_clock_that_is_set_back_keeps_no_old_jobs(tmp_path: Path) -> None:
+    async with in_world(tmp_path, policy(jobs=timedelta(hours=3))) as world:
+        await world.cleaner.clean()
+        world.now -= timedelta(days=30)
+        world.set_back += timedelta(days=30)
+        await world.end_jobs(1)
+        world.now += timedelta(hours=3, seconds=1)
+        await world.cleaner.clean()
         assert world.entries() == 0
 
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -28,7 +27,7 @@ from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
 
-_EXPIRE_EVERY = timedelta(hours=1)
+_EXPIRE_EVERY_S = 3600.0
 _LOOK_EVERY_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
 _STORE_S = 120.0
@@ -54,7 +53,7 @@ class Cleaner:
         self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._begun = self.clock.now().timestamp()
-        self._expired_at: datetime | None = None
+        self._expire_at = self.clock.monotonic()
         self._crowded: set[str] = set()
         self._failed: set[str] = set()
         self._forgotten: dict[str, set[str]] = {}
@@ -87,9 +86,9 @@ class Cleaner:
         """Run one pass. Returns whether nothing has to be retried. Raises `LeadershipLost`."""
         async with self.database.write():
             pass  # Jobs' files are deleted before their rows, so this master must know in advance that it leads.
-        if self._expired_at is None or self.clock.now() - self._expired_at >= _EXPIRE_EVERY:
+        if self.clock.monotonic() >= self._expire_at:
             await self._expire()
-            self._expired_at = self.clock.now()
+            self._expire_at = self.clock.monotonic() + _EXPIRE_EVERY_S
         swept, collected = await self._sweep_all(), await self._collect_all()
         return await self._delete_all() and swept and collected
 
