@@ -12,7 +12,6 @@ from sqlalchemy import Engine, event
 from tests.running import accepted
 
 from rolecall.master import exporter, metrics
-from rolecall.master.access_sync import AccessSync
 from rolecall.master.placement import Seating
 from rolecall.master.store import exports
 from rolecall.spec.access import Scope
@@ -87,7 +86,7 @@ async def test_a_scrape_reads_no_parameters_and_computes_outside_the_event_loop(
         assert sum(found["rolecall_slots"].values()) == 1
         assert sum(found["rolecall_slots_free"].values()) == 0
         loops = {dict(labels)["loop"]: idle_s for labels, idle_s in found["rolecall_loop_idle_seconds"].items()}
-        assert loops.keys() == {"reconciler", "placer", "cleaner", "notifier", "verifier"}
+        assert loops.keys() == {"reconciler", "placer", "cleaner", "notifier", "tokens", "verifier"}
         assert max(loops.values()) < 60
     assert asked
     assert not [statement for statement in asked if "params" in statement]
@@ -99,7 +98,7 @@ async def test_the_pauses_of_a_loop_are_no_part_of_its_passes(tmp_path: Path) ->
     clock = ManualClock()
     async with still_master(tmp_path, clock) as master:
         clock.advance(60)
-        loops = {name: loop for name, loop in master.loops.items() if not isinstance(loop, AccessSync)}
+        loops = master.loops
         running = [asyncio.create_task(loop.run()) for loop in loops.values()]
         async with asyncio.timeout(20):
             while not all(loop.pulse.passes for loop in loops.values()):

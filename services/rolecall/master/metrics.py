@@ -8,7 +8,6 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from rolecall.master.access_sync import AccessSync
 from rolecall.master.assembly import Master
 from rolecall.master.history import Running
 from rolecall.master.job_metrics import KEPT, MAX_ENDED, JobMetrics, gauge
@@ -84,7 +83,7 @@ async def _observe(master: Master) -> Snapshot:
         jobs=JobMetrics(running, ended, goodputs, written, {name: places(w.metrics) for name, w in workloads.items()}),
         nodes=master.presence.states(view.nodes.values()),
         taken=view.taken(),
-        pulses={name: loop.pulse for name, loop in master.loops.items() if not isinstance(loop, AccessSync)},
+        pulses={name: loop.pulse for name, loop in master.loops.items()},
         volume=await master.reserve.volume(),
         now=now,
     )
