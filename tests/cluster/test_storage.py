@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.volumes import filled, mounted
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
 LONG = 1500
+_SHORTAGE_S = 5.0
+"""Longer than all pauses between a job's attempts together, so that placements during the shortage would fail it."""
 RESERVE = {"ROLECALL_RESERVE_BYTES": "8MiB"}
 
 
@@ -110,12 +113,16 @@ def test_a_full_volume_of_the_master_loses_nothing_and_all_goes_on_when_there_is
     assert_succeeds(cramped, job)
 
 
-def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(cramped: Cluster, rows: Path) -> None:
+def test_a_full_volume_of_the_nodes_costs_one_attempt_and_the_job_waits_until_there_is_room(
+    cramped: Cluster, rows: Path
+) -> None:
     job = cramped.submit(job_of(rows, LONG))
     cramped.until(job, past_step(200))
     with filled(cramped.data / "nodes"):
-        document = cramped.until(job, lambda one: len(one["attempts"]) > 1, 60)
-        assert document["state"] not in {"failed", "cancelled"}
+        document = cramped.until(job, lambda one: "its data folder" in (one["waiting_for"] or ""), 60)
+        time.sleep(_SHORTAGE_S)
+        later = cramped.job(job)
+        assert (later["state"], len(later["attempts"])) == ("queued", len(document["attempts"]))
     assert_succeeds(cramped, job)
 
 

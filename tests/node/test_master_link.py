@@ -73,7 +73,8 @@ async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
         async with asyncio.TaskGroup() as tasks:
             pool = WorkerPool(
                 settings, client, contact, ForkClient(), Route("lo", "127.0.0.1"),
-                work=data, tasks=tasks, changed=news.set, clock=clock,
+                work=data, tasks=tasks, changed=news.set,
+                before_failure=lambda: asyncio.sleep(0), clock=clock,
             )  # fmt: skip
             link = MasterLink(
                 settings, SPEC, client, contact, pool,

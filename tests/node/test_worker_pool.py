@@ -118,7 +118,8 @@ async def played(master: ScriptedMaster, tmp_path: Path, monkeypatch: pytest.Mon
         async with asyncio.TaskGroup() as tasks:
             pool = WorkerPool(
                 settings, client, Contact(60.0), forks, Route("lo", "127.0.0.1"),
-                work=tmp_path, tasks=tasks, changed=lambda: None, clock=clock,
+                work=tmp_path, tasks=tasks, changed=lambda: None,
+                before_failure=lambda: asyncio.sleep(0), clock=clock,
             )  # fmt: skip
             reconciling = tasks.create_task(pool.reconcile())
             yield Played(pool, forks, requests, processes, passes)

@@ -49,7 +49,16 @@ class Daemon:
         self._news = asyncio.Event()
         contact = Contact(settings.fence_s)
         self.pool = WorkerPool(
-            settings, client, contact, forks, route, work=work, tasks=self._tasks, changed=self._news.set, clock=clock
+            settings,
+            client,
+            contact,
+            forks,
+            route,
+            work=work,
+            tasks=self._tasks,
+            changed=self._news.set,
+            before_failure=lambda: self.link.check_machine(),  # noqa: PLW0108 - the link is made later
+            clock=clock,
         )
         self.link = MasterLink(
             settings,

@@ -23,6 +23,8 @@ from rolecall.spec.wire import Heartbeat, Registered
 _LOG = logging.getLogger(__name__)
 _NAME_TAKEN_S = 5.0
 """The time for retries while the name is taken: the master soon notices the end of an earlier node of this name."""
+_MACHINE_CHECK_S = 1.0
+"""The maximum delay of the report of a failed worker by a check of the machine."""
 _CHECK_S = 3.0
 """The maximum silence of a node that registers again, for its self-check; the master's timeout is longer."""
 
@@ -99,6 +101,19 @@ class MasterLink:
                     await self._check()
                 except Exception:  # noqa: BLE001 - a loop's tick: the next check is as good
                     _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
+
+    async def check_machine(self) -> None:
+        """Check the machine before a failed worker is reported.
+
+        If the machine is the cause, such as a full disk, the same heartbeat reports both. Otherwise the job would use
+        up its restarts on this node before the next regular check.
+        """
+        try:
+            async with asyncio.timeout(_MACHINE_CHECK_S):
+                new = {finding.check: finding for finding in await self._self_check.run_machine(self.spec)}
+        except TimeoutError:
+            return
+        self._record(tuple(new.get(finding.check, finding) for finding in self.findings))
 
     async def leave(self) -> None:
         """Deregister the node, if it is registered."""
@@ -192,16 +207,20 @@ class MasterLink:
 
     async def _check(self) -> None:
         """Check the node; the next heartbeat reports the findings, immediately if a level changed."""
+        findings, found = await self._self_check.run(self.spec)
+        self._record(findings)
+        if found is not None:
+            self._follow(found.route)
+
+    def _record(self, findings: tuple[Finding, ...]) -> None:
         before = {(finding.check, finding.level) for finding in self.findings}
-        self.findings, found = await self._self_check.run(self.spec)
-        for finding in self.findings:
+        self.findings = findings
+        for finding in findings:
             if finding.level is not Level.OK and (finding.check, finding.level) not in before:
                 extra = self._about("self_check_finding")
                 _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy, extra=extra)
-        if {(finding.check, finding.level) for finding in self.findings} != before:
+        if {(finding.check, finding.level) for finding in findings} != before:
             self._news.set()
-        if found is not None:
-            self._follow(found.route)
 
     def _follow(self, found: Route) -> None:
         """Register again if the node's address or interface changed: new peers must know it."""

@@ -64,15 +64,15 @@ class SelfCheck:
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
             self._on_info(self._sample.cluster)
         network, found = await self._check_network()
-        machine = await self._check_machine_in_thread(spec)
+        machine = await self.run_machine(spec)
         if (sample := self._sample) is None:
             return (network, *machine), found
         clock = findings.clock(sample.offset_s, sample.uncertainty_s)
         compared = version(__version__, sample.cluster.version)
         return (clock, compared, self._check_tls(spec, sample), network, *machine), found
 
-    async def _check_machine_in_thread(self, spec: NodeSpec) -> list[Finding]:
-        """Check the machine without stopping the daemon's loops or delaying its exit if a network file system hangs.
+    async def run_machine(self, spec: NodeSpec) -> list[Finding]:
+        """The findings about the machine alone. A network file system that hangs stops no loop and delays no exit.
 
         A check that hangs is awaited again instead of started again, because it keeps its thread.
         """
@@ -99,7 +99,7 @@ class SelfCheck:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
         shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
         secrets = secret_files(readable_secret_files())
-        own = [_check_disk(self._settings.data), shared, findings.memory(free, total), _check_sandbox(), secrets]
+        own = [_check_disk(self._settings.home), shared, findings.memory(free, total), _check_sandbox(), secrets]
         count, workers = len(spec.machine.gpus), spec.machine.workers_per_gpu
         if spec.role.computes or count:
             own.append(findings.gpus(self._gpus))

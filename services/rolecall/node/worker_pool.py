@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rolecall.edge.logs import about
@@ -33,7 +33,8 @@ class WorkerPool:
     """The workers until the master has recorded their ends, with counters of starts and exits.
 
     `work` is a short path of the folder that contains the workers' folders. New workers communicate over `route`.
-    `changed` is called when there is news for the master. Each worker has one of `tasks`.
+    `changed` is called when there is news for the master, and `before_failure` before a failed worker is reported. Each
+    worker has one of `tasks`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class WorkerPool:
         work: Path,
         tasks: asyncio.TaskGroup,
         changed: Callable[[], None],
+        before_failure: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self.workers: dict[Key, WorkerProcess] = {}
@@ -60,6 +62,7 @@ class WorkerPool:
         self._work = work
         self._tasks = tasks
         self._changed = changed
+        self._before_failure = before_failure
         self._clock = clock
         self._desired: tuple[DesiredWorker, ...] = ()
         self._spared: frozenset[Key] = frozenset()
@@ -186,6 +189,8 @@ class WorkerPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_LOG_DELAY_S):
                 await self._shipper.ship_all(worker.log)
+        if failure is not None:
+            await self._before_failure()
         worker.finish(state, failure, exit_code)
         await self._shipper.ship_all(worker.timeline)
         await self._shipper.ship_all(worker.log)
