@@ -77,7 +77,7 @@ audit: $(INSTALLED)  ## Look the locked versions up in the advisory database (ne
 	$(BIN)/pip install --quiet pip-audit
 	$(BIN)/pip-audit --disable-pip --require-hashes --requirement requirements-runtime.lock
 
-sbom: $(INSTALLED)  ## Write build/sbom.json: what the images install, in CycloneDX's format
+sbom: $(INSTALLED)  ## Write build/sbom.json: the Python packages of the images, in CycloneDX's format
 	$(BIN)/pip install --quiet cyclonedx-bom
 	mkdir -p build
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file build/sbom.json requirements-runtime.lock

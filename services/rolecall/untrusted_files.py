@@ -34,4 +34,4 @@ def delete_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if path.exists():
         # Python needs a descriptor and a frame for each level, and there can be thousands of levels.
-        subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607
+        subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607 - our own

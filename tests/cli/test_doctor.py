@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,10 +19,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.conftest import ROLECALL, TOKEN, Cluster
-from tests.master.harness import alive, make_node, make_token, on_master
+from tests.master.harness import alive, make_node, make_token, on_master, one_trainer
+from tests.node.harness import ScriptedMaster
+from tests.node.test_self_check import self_check
 from typer.testing import CliRunner
 
-from rolecall import __version__
+from rolecall import __version__, landlock
 from rolecall.cli import doctor as command
 from rolecall.cli.app import app
 from rolecall.spec.access import Scope
@@ -245,6 +248,24 @@ async def test_the_weak_settings_of_a_master_are_reported(tmp_path: Path, monkey
     files = next(one for one in found if one["check"] == "secret files")
     assert files["message"].endswith(f": {secret}, {database}")
     assert all(one["remedy"] for one in found)
+
+
+async def test_a_node_without_landlock_is_shown_by_doctor_and_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landlock, "_CREATE_RULESET", 0xFFFF)  # No system call has this number.
+    monkeypatch.setenv("ROLECALL_SANDBOX", "auto")
+    async with self_check(ScriptedMaster(), tmp_path / "node") as check:
+        found, _ = await check.run(make_node("trainer-0", Role.TRAINER))
+    async with on_master(tmp_path) as master:
+        node = await one_trainer(master)
+        node.findings, node.draining = found, True  # The network of a draining node is not tested.
+        await node.beat()
+        doctor, nodes = await run_at(master, "doctor"), await run_at(master, "nodes")
+    assert re.search(
+        r"trainer-0 +sandbox +warning +its kernel has no Landlock, .* not confined +run a kernel", doctor.out
+    )
+    assert "warning trainer-0: its kernel has no Landlock, so its workers are not confined; run a kernel" in nodes.out
 
 
 async def test_what_only_admins_can_examine_is_said_to_others(tmp_path: Path) -> None:

@@ -1,18 +1,34 @@
-"""The client with servers whose responses differ from those of this version's master."""
+"""How the client reads responses, also those of servers that differ from this version's master."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.cli.command import run_at
+from tests.master.harness import ONE_TRAINER, TOKEN, on_master, one_trainer
 
+from rolecall.cli.follow import log_lines
 from rolecall.client import Client, Unreachable
 from rolecall.client import client as client_module
 from rolecall.client.connection import Connection
+from rolecall.spec.state import WorkerState
+
+# None of these ends a line, but each does for `str.splitlines`, on which HTTP libraries are built.
+STRANGE = [
+    "a\x0cb",
+    "\x0cevent: end",
+    "c\u2028event: end\u2029\u2028data: x",
+    "d\x0b\x1c\x1d\x1e\x85e",
+    "event: end",
+    "",
+]
 
 
 @contextmanager
@@ -57,3 +73,29 @@ def test_a_comment_in_a_stream_is_not_an_event() -> None:
     stream = b"id: 7\ndata: one\n\n: nothing new\n\nevent: end\ndata: over\n\n"
     answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=stream)
     assert [event.data for event in client_module._sent(answer)] == ["one", "over"]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_no_character_of_a_line_ends_it_or_the_stream(tmp_path: Path) -> None:
+    seen = asyncio.Queue[str]()
+    loop = asyncio.get_running_loop()
+
+    def follow(url: str, job: str) -> None:
+        with Client(Connection(url, TOKEN)) as client:
+            for line in log_lines(client, job, {}):
+                loop.call_soon_threadsafe(seen.put_nowait, line)
+
+    async with on_master(tmp_path) as master, asyncio.timeout(20):
+        node, job = await one_trainer(master), (await master.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        lines = [f"[trainer-0] {line}" for line in STRANGE]
+        body = "".join(f"{line}\n" for line in STRANGE).encode()
+        await node.ship(worker, "log", body)
+        following = asyncio.create_task(asyncio.to_thread(follow, str(master.http.base_url), job))
+        assert [await seen.get() for _ in lines] == lines
+        await node.ship(worker, "log", body, offset=len(body))
+        assert [await seen.get() for _ in lines] == lines
+        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0, log_bytes=2 * len(body))
+        await following
+        assert seen.empty()
+        assert json.loads((await run_at(master, "logs", job, "--json")).out) == 2 * lines

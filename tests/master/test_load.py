@@ -1,6 +1,7 @@
 """What a queue and a cluster cost the master: counts and CPU seconds, which a busy machine does not change much."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -322,3 +323,27 @@ async def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_the_master_answers_while_a_placement_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    begun, answered, in_time = threading.Event(), threading.Event(), list[bool]()
+
+    def long_search(*arguments: Any) -> dict[str, Any]:
+        begun.set()
+        in_time.append(answered.wait(5))
+        return schedule(*arguments)
+
+    async with on_master(tmp_path) as (client, _):
+        await one_trainer(client)
+        monkeypatch.setattr(placer, "schedule", long_search)
+        body = {"workload": "toy", "roles": ONE_TRAINER}
+        call = asyncio.create_task(client.user("POST", "/jobs", json=body, params={"dry_run": dry_run}))
+        assert await asyncio.to_thread(begun.wait, 20)
+        assert (await client.http.get("/healthz")).is_success
+        answered.set()
+        assert (await call).is_success
+    assert in_time
+    assert all(in_time), "the search held up the event loop"

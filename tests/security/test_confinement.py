@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster, running_cluster
-from tests.prerequisites import require_landlock
+from tests.prerequisites import require_landlock, unavailable
 
 from rolecall import landlock
 
@@ -129,18 +129,25 @@ def test_a_job_that_leaves_its_folder_is_told_about_the_sandbox(suspicious: Clus
 def test_nobody_else_reaches_a_running_gang(suspicious: Cluster, rows: Path) -> None:
     job = suspicious.submit(long_job(rows, trainers=1))
     document = suspicious.until(job, past_step(20), 120)
-    listeners = {
-        (worker["rank"], one.laddr)
-        for worker in document["attempts"][-1]["workers"]
-        for one in psutil.Process(worker["pid"]).net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN
-    }
-    assert {address.ip for _, address in listeners} == {"127.0.0.1"}
+    programs = psutil.Process(suspicious.process.pid).children(recursive=True)
+    pids = {worker["pid"] for worker in document["attempts"][-1]["workers"]}
+    assert {*pids, *suspicious.pids.values()} < {program.pid for program in programs}, "there are fork servers as well"
+    listeners = {(program.pid, address) for program in programs for address in _listeners(program)}
+    assert {pid for pid, _ in listeners} >= {suspicious.pid("master"), *pids}
+    assert {address.ip for _, address in listeners} <= {"127.0.0.1", "::1"}
     port = next(int(line["port"]) for line in _progress(suspicious, job) if line["kind"] == "rendezvous")
     assert port not in {address.port for _, address in listeners}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=1)
     suspicious.until(job, past_step(document["progress"]["step"] + 20), 120)
+
+
+def _listeners(program: psutil.Process) -> list[Any]:
+    """The addresses at which a program accepts connections."""
+    try:
+        return [one.laddr for one in program.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    except psutil.AccessDenied:
+        unavailable("the sockets of programs that are not dumpable can't be read here: it needs CAP_SYS_PTRACE")
 
 
 def _progress(cluster: Cluster, job: str) -> list[dict[str, Any]]:

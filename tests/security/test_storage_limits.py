@@ -44,6 +44,9 @@ async def test_below_half_of_the_reserve_users_can_only_free_space(tmp_path: Pat
         async with on_master(tmp_path / "data", clock=clock, reserve_bytes=16 << 20) as client:
             job, other = [(await client.submit())["id"] for _ in range(2)]
             assert (await client.user("POST", f"/jobs/{other}/pause")).status_code == 200
+            node = await one_trainer(client)
+            reported = (await client.submit(roles=ONE_TRAINER))["id"]
+            (worker,) = await node.workers()
             with filled(tmp_path / "data", but=7 << 20):
                 clock.advance(2)
                 refused = [
@@ -56,6 +59,12 @@ async def test_below_half_of_the_reserve_users_can_only_free_space(tmp_path: Pat
                 assert [answer.status_code for answer in refused] == [507] * 4
                 assert "ROLECALL_RESERVE_BYTES" in refused[0].json()["detail"]
                 assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
+                await node.say(worker, WorkerState.RUNNING)
+                assert await node.progress(worker, line("step", step=7, metrics={"loss": 1.0})) > 0
+                assert (await client.job(reported))["progress"]["step"] == 7
+                await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+                await client.until(reported, "succeeded")
+                assert (await client.user("GET", f"/jobs/{reported}/metrics")).json()["series"]
 
 
 async def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
