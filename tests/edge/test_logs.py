@@ -65,3 +65,13 @@ def test_a_repeated_failure_is_new_once_per_reason_and_subject() -> None:
     assert [reasons.end(), reasons.end()] == [True, False]
     assert not reasons.is_new("refused", "another step"), "only the other subject has recovered"
     assert reasons.is_new("refused")
+
+
+def test_only_the_latest_subjects_are_remembered() -> None:
+    reasons = OncePerReason()
+    assert all(reasons.is_new("full", str(number)) for number in range(1000))
+    assert not reasons.is_new("full", "0")
+    assert reasons.is_new("full", "1000")
+    assert not reasons.end("1"), "the one whose last failure is the oldest"
+    assert reasons.end("0")
+    assert reasons.end("1000")

@@ -147,6 +147,20 @@ def test_a_draft_of_a_killed_builder_goes_too(tmp_path: Path) -> None:
     assert not list((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.parametrize("name", ["key", "key.draft"])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_what_has_no_lock_file_is_evicted_in_its_turn(tmp_path: Path, name: str, is_file: bool) -> None:
+    """A crash can leave it, and a job can put it there."""
+    kept = leave(tmp_path / "mine", "kept", 4e9)
+    placed = tmp_path / "mine" / name
+    if not is_file:
+        placed.mkdir()
+    (placed if is_file else placed / "numbers").write_bytes(bytes(1 << 16))
+    assert evict(tmp_path, 1 << 16) == 1 << 16
+    assert kept.exists()
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"kept", "kept.lock"}
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda lock: lock.symlink_to(lock.parents[2] / "victim")])
 def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callable[[Path], object]) -> None:
@@ -166,7 +180,7 @@ def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callab
     assert not (cache / "loader/real").exists()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "other.draft", "a" * 250])
+@pytest.mark.parametrize("name", ["", ".", "..", "a" * 250])
 def test_a_planted_lock_with_another_name_fails_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -175,14 +189,14 @@ def test_a_planted_lock_with_another_name_fails_nobody(
     folder = tmp_path / "cache/loader"
     for kept in (folder / name, folder / "real", tmp_path / "outside"):
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / "numbers").write_bytes(bytes(1 << 16))
+        (kept / ".numbers").write_bytes(bytes(1 << 16))
     for lock in (folder / f"{name}.lock", folder / "real.lock"):
         lock.touch()
         os.utime(lock, (1, 1))
     assert build_once(folder, "key", lambda draft: None).exists()
     assert not (folder / "real").exists()
-    assert (folder / name / "numbers").exists()
-    assert (tmp_path / "outside/numbers").exists()
+    assert (folder / name / ".numbers").exists()
+    assert (tmp_path / "outside/.numbers").exists()
 
 
 def test_an_entry_that_can_not_be_deleted_keeps_no_other(

@@ -12,12 +12,13 @@ from rolecall.master.assembly import Master
 from rolecall.master.reconciler import FORGET_NODE_S
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord
+from rolecall.master.streams import StreamKey
 from rolecall.spec.job import JobSpec
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 from rolecall.spec.wire import Heartbeat
 
-from .harness import ManualClock, make_node, still_master
+from .harness import ManualClock, line, make_node, still_master
 
 NODE = make_node("trainer-0", Role.TRAINER)
 
@@ -64,6 +65,24 @@ async def test_a_job_follows_its_workers_from_placed_to_succeeded(tmp_path: Path
         await master.reconciler.reconcile()
         assert (await job(master)).state is JobState.SUCCEEDED
         assert garbage.is_set(), "the attempt may have left something"
+
+
+async def test_a_late_chunk_does_not_keep_the_progress_of_an_ended_job_in_memory(tmp_path: Path) -> None:
+    async def chunk() -> AsyncIterator[bytes]:
+        yield line("step", step=7).model_dump_json().encode() + b"\n"
+
+    key = StreamKey("toy-1", 1, 0, "progress")
+    async with on_master(tmp_path) as (master, _):
+        await master.streams.append(key, 0, chunk())
+        await master.progress.ingest(master.database, key)
+        await master.reconciler.reconcile()
+        assert master.progress.of_job("toy-1", 1) is not None
+        await report(master, WorkerState.SUCCEEDED)
+        await master.reconciler.reconcile()
+        await master.progress.ingest(master.database, key)
+        assert master.progress.of_job("toy-1", 1) is not None, "its call was admitted before the end"
+        await master.reconciler.reconcile()
+        assert master.progress.of_job("toy-1", 1) is None
 
 
 async def test_a_silent_node_costs_its_jobs_an_attempt_and_is_forgotten_after_an_hour(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from rolecall.master import registry
 from rolecall.master.assembly import Master
-from rolecall.master.store import attempts, jobs
+from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.records import Gang
-from rolecall.spec.errors import Conflict
+from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.job import JobSpec
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
@@ -85,6 +85,41 @@ async def test_a_restarted_node_has_lost_its_workers_and_its_earlier_incarnation
         clock.advance(master.settings.node_timeout_s + 1)
         with pytest.raises(Conflict, match="the name trainer-0 is taken"):
             await registry.register(master, TRAINER)
+
+
+async def test_a_node_that_leaves_late_does_not_remove_its_successor(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (master, clock):
+        clock.advance(2)
+        second = TRAINER.model_copy(update={"started": "second"})
+        await registry.register(master, second)
+        await registry.leave(master, TRAINER.name, TRAINER.started)
+        assert await beat(master, second) == []
+        await registry.leave(master, TRAINER.name, "second")
+        with pytest.raises(NotFound, match="trainer-0 has not registered"):
+            await beat(master, second)
+
+
+async def test_a_node_that_does_not_say_its_incarnation_leaves(tmp_path: Path) -> None:
+    """Nodes of release 0.1 don't."""
+    async with on_master(tmp_path) as (master, _):
+        await registry.leave(master, TRAINER.name)
+        with pytest.raises(NotFound, match="trainer-0 has not registered"):
+            await beat(master, TRAINER)
+
+
+async def test_a_registration_that_is_not_committed_replaces_no_incarnation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    async with on_master(tmp_path) as (master, clock):
+        clock.advance(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(nodes, "put", fail)
+            with pytest.raises(OSError, match="the disk is full"):
+                await registry.register(master, TRAINER.model_copy(update={"started": "second"}))
+        assert not master.presence.is_replaced(TRAINER.started)
 
 
 async def test_the_gang_meets_where_its_rank_0_said_first(tmp_path: Path) -> None:

@@ -312,6 +312,16 @@ def test_the_owners_share_the_budget_of_a_pass(monkeypatch: pytest.MonkeyPatch) 
     assert passes == ["many-0 same one other", "many-1 many-2 many-3 many-4", "many-5 many-6 many-7"]
 
 
+def test_undecided_jobs_go_before_others_of_their_priority_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 9, cores=9)) for role in RIVALS]
+    monkeypatch.setattr(scheduler, "_BUDGET", 1)
+    left, older = gang("left", 1, 2, age_s=1, owner="alice"), gang("older", 2, 1, age_s=9, owner="alice")
+    urgent = replace(gang("urgent", 2, 2, owner="alice"), priority=1)
+    earlier = Earlier(undecided={"left"})
+    assert list(schedule([left, older], nodes, [], NOW, WINDOW, earlier=earlier)) == ["left"]
+    assert list(schedule([left, older, urgent], nodes, [], NOW, WINDOW, earlier=earlier)) == ["urgent"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rolecall.master import verification
 from rolecall.master.assembly import Master
 from rolecall.master.store import checkpoints, deletion, events, jobs
 from rolecall.master.verification import AGAIN, CONFIRM_AFTER
@@ -205,3 +206,13 @@ async def test_the_checkpoints_of_a_deleted_job_are_not_verified(store: Store) -
         await jobs.move(connection, job, JobState.CANCELLED, store.clock.now(), "cancelled")
         await deletion.mark(connection, JOB, store.clock.now())
     assert await store.master.verifier.begin() == []
+
+
+async def test_a_bounded_number_of_readings_is_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of a reading may be deleted before the next reading of it."""
+    monkeypatch.setattr(verification, "_MAX_READINGS", 1)
+    for step in (5, 6):
+        await store.add(step)
+        store.part(step, NAMES[0]).write_bytes(b"damaged")
+        await store.accuse(step)
+    assert list(store.master.verifier._readings) == [f"{JOB}/1/6"]

@@ -63,7 +63,8 @@ class ScriptedMaster:
         self.beats: list[Heartbeat] = []
         self.reports: dict[Key, WorkerReport] = {}
         self.streams: dict[tuple[Key, str], bytes] = {}
-        self.left: list[str] = []
+        self.left: list[tuple[str, str]] = []
+        """The name and incarnation of each node that left."""
         self.at_end: dict[Key, bytes] = {}
         self.repeat_chunks = False
         self.ahead_s = 0.0
@@ -228,7 +229,7 @@ class ScriptedMaster:
 
     async def _leave(self, request: Request) -> Response:
         with self.changed:
-            self.left.append(request.path_params["name"])
+            self.left.append((request.path_params["name"], request.headers["x-rolecall-incarnation"]))
             self.changed.notify_all()
         return Response(status_code=204)
 

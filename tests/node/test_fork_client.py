@@ -6,13 +6,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from tests.node.harness import PLAYS, ROOT, gone, launch
 
+from rolecall.node import fork_client
 from rolecall.node.fork_client import COMMAND, ForkClient, ForkServerDied
-from rolecall.spec.fork import Exited, Forked, ForkRequest
+from rolecall.spec.fork import Exited, Forked, ForkRequest, NotForked
 
 REQUEST = ForkRequest(
     key="mine/1/0", launch=launch("mine", "stay"), workdir=Path("/work"), data=Path("/data"), cache=Path("/cache"),
@@ -69,3 +72,46 @@ async def test_where_the_kernel_gives_no_pidfd_the_servers_word_counts(
         client._writer.close()
         assert await worker.ended == 3
     assert (os.strerror(number) in caplog.text) is (number != errno.ESRCH)
+
+
+_BROKEN_SERVER = """
+import socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as channel:
+    channel.sendall(b'{"kind": "ready"}\\n')
+    channel.recv(1 << 16)
+    channel.sendall(open(sys.argv[2], "rb").read())
+    channel.recv(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        NotForked(key="", message="garbled").model_dump_json(),
+        Forked(key="other/1/0", pid=2**22).model_dump_json(),
+        Exited(key="other/1/0", pid=2**22, status=0).model_dump_json(),
+        "x" * (3 << 20),  # More than the node reads as a line.
+    ],
+    ids=["refused", "forked", "exited", "endless"],
+)
+async def test_a_fork_server_with_a_wrong_reply_is_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: str
+) -> None:
+    (tmp_path / "reply").write_text(f"{reply}\n")
+    monkeypatch.setattr(fork_client, "COMMAND", (sys.executable, "-c", _BROKEN_SERVER))
+    client = ForkClient([str(tmp_path / "reply")])
+    running = asyncio.create_task(client.run())
+    try:
+        for _ in range(2):
+            with pytest.raises(ForkServerDied, match="the fork server ended with SIGTERM"):
+                await asyncio.wait_for(client.fork(REQUEST), 20)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("pid", [-5, 0, 1, 1 << 23, 1 << 40])
+def test_no_worker_has_a_process_id_that_stands_for_other_processes(pid: int) -> None:
+    with pytest.raises(ValidationError, match="pid"):
+        Forked(key=REQUEST.key, pid=pid)

@@ -234,5 +234,5 @@ async def test_a_node_leaves_the_cluster_that_it_is_in(tmp_path: Path) -> None:
             async with node.running():
                 await told(master, lambda: master.beats)
             await node.link.leave()
-            assert master.left == ["n"]
+            assert master.left == [("n", node.link.spec.started)]
         await node.link.leave()  # Nobody answers, which keeps no node from ending.

@@ -118,7 +118,7 @@ def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
     async def ask() -> str:
         client = MasterClient(f"{scheme}://127.0.0.1:{port}", lambda: "token", trust)
         try:
-            await client.leave("x")
+            await client.leave("x", "first")
         except MasterUnreachable as error:
             return str(error)
         finally:

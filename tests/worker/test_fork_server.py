@@ -19,14 +19,14 @@ from rolecall.worker.fork_server import built_in_modules
 
 
 class _Server:
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(self, folder: Path, role: str, *arguments: str) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "rolecall.worker.fork_server", str(theirs.fileno())]
         environment = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         self.errors = (folder / "errors.txt").open("w+")
         self.process = subprocess.Popen(
-            [*command, "--play", "tests.node.plays:play", "--role", role],
-            env=os.environ | environment | {"PYTHONPATH": f"{ROOT / 'services'}:{ROOT}"},
+            [*command, "--play", "tests.node.plays:play", "--role", role, *arguments],
+            env=os.environ | environment | {"PYTHONPATH": f"{ROOT / 'services'}:{ROOT}:{folder}"},
             pass_fds=(theirs.fileno(),),
             stderr=self.errors,
         )
@@ -60,8 +60,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
 
 
 @contextmanager
-def _running(folder: Path, role: str) -> Iterator[_Server]:
-    server = _Server(folder, role)
+def _running(folder: Path, role: str, *arguments: str) -> Iterator[_Server]:
+    server = _Server(folder, role, *arguments)
     try:
         assert server.receive() == {"kind": "ready"}
         yield server
@@ -107,6 +107,15 @@ def test_what_a_worker_raises_is_in_its_log(server: _Server, tmp_path: Path) -> 
     server.fork("three", "unheard_of", tmp_path)
     assert server.receive()["status"] == 1
     assert "KeyError: 'unheard_of'" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_end_of_a_process_of_a_preloaded_module_is_no_reply(tmp_path: Path) -> None:
+    """The module's process ends with the first signal that the server gets."""
+    (tmp_path / "spawning.py").write_text("import os\nif os.fork() == 0:\n    os._exit(0)\n")
+    with _running(tmp_path, "trainer", "--preload", "spawning") as server:
+        forked = server.fork("spawning", "succeed", tmp_path)
+        assert forked["kind"] == "forked"
+        assert server.receive() == {"kind": "exited", "key": "spawning/1/0", "pid": forked["pid"], "status": 0}
 
 
 def test_what_can_not_be_forked_is_answered(server: _Server, tmp_path: Path) -> None:

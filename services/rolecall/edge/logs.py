@@ -59,11 +59,14 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: record.__dict__[name] for name in _FIELDS if name in record.__dict__}
 
 
+_MAX_SUBJECTS = 1000
+
+
 class OncePerReason:
     """Decides whether to log a repeated failure: once per reason, until it is over.
 
     One instance can track several subjects, such as the steps of a loop. A loop that retries calls `is_new` after each
-    failure and `end` after each success.
+    failure and `end` after each success. Subjects that have gone never end, so only the latest are remembered.
     """
 
     def __init__(self) -> None:
@@ -71,8 +74,10 @@ class OncePerReason:
 
     def is_new(self, reason: str, subject: str = "") -> bool:
         """Record the reason of the current failure; return whether the previous one was different or there was none."""
-        is_new = self._reasons.get(subject) != reason
+        is_new = self._reasons.pop(subject, None) != reason
         self._reasons[subject] = reason
+        if len(self._reasons) > _MAX_SUBJECTS:
+            del self._reasons[next(iter(self._reasons))]
         return is_new
 
     def end(self, subject: str = "") -> bool:

@@ -145,15 +145,19 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
 def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
     """All entries of an owner. Follows no links that a job may have created: the evicting node is not sandboxed.
 
-    A file with several links counts once: `counted` has the devices and inodes of the files so far.
+    An entry without a lock file, which a job has deleted or never made, counts as used when it last changed; its
+    eviction makes the lock. A file with several links counts once: `counted` has the devices and inodes of the files
+    so far.
     """
     folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
-    for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
+    locks = {path.with_suffix(_LOCK) for folder in folders for path in folder.glob("*")}
+    for lock in filter(_is_legal, locks):
+        target, draft = lock.with_suffix(""), lock.with_suffix(_DRAFT)
         with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
-            found = lock.lstat()
-            if stat.S_ISREG(found.st_mode) and _is_legal(lock):
-                target = lock.with_suffix("")
-                size = sum(_disk_usage(folder, counted) for folder in (target, target.with_suffix(_DRAFT)))
+            witness = next((path for path in (lock, target, draft) if os.path.lexists(path)), lock)
+            found = witness.lstat()
+            if witness != lock or stat.S_ISREG(found.st_mode):
+                size = sum(_disk_usage(path, counted) for path in (target, draft))
                 # A job can set any time, also one to come.
                 yield Entry(lock, min(found.st_mtime, time.time()), size)
 
@@ -170,7 +174,7 @@ def _disk_usage(folder: Path, counted: set[tuple[int, int]]) -> int:
         with contextlib.suppress(OSError):
             path = left.pop()
             found = path.lstat()
-            if path != folder and (found.st_dev, found.st_ino) not in counted:
+            if not (path == folder and stat.S_ISDIR(found.st_mode)) and (found.st_dev, found.st_ino) not in counted:
                 counted.add((found.st_dev, found.st_ino))
                 size += found.st_blocks * 512
             if stat.S_ISDIR(found.st_mode):

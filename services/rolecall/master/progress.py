@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -85,6 +85,11 @@ class ProgressBook:
         """Remove the progress of a job whose attempt has ended from memory."""
         if reader := self._readers.pop(job, None):
             reader.log_skipped()
+
+    def forget_others(self, jobs: Collection[str]) -> None:
+        """Remove the progress of all other jobs: a late chunk may have brought that of an ended job back."""
+        for job in [job for job in self._readers if job not in jobs]:
+            self.forget(job)
 
 
 class _JobReader:

@@ -77,6 +77,7 @@ class Reconciler:
         self.presence.record_pass()
         await self.progress.flush(self.database)
         await self.view.refresh()
+        self.progress.forget_others(self.view.gangs)
         await self._set_aside()
         await self._lose_silent_nodes()
         while await self._advance_jobs():

@@ -45,18 +45,25 @@ async def register(master: Master, spec: NodeSpec) -> None:
             known = await nodes.find(connection, spec.name)
             if known is not None:
                 _refuse_rival(known, spec, master.presence)
-            master.presence.mark_replaced(before.started)
             affected_jobs = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
+    if before is not None and before.started != spec.started:
+        master.presence.mark_replaced(before.started)
     master.presence.register(spec.name, spec.started)
     master.presence.expect_call(spec.started)
     master.waking.nodes(spec.name)
     master.waking.jobs(*affected_jobs)
 
 
-async def leave(master: Master, name: str) -> None:
-    """Remove a node from the cluster. Workers that it still runs are lost."""
+async def leave(master: Master, name: str, started: str | None = None) -> None:
+    """Remove a node from the cluster. Workers that it still runs are lost.
+
+    Does nothing if the name now belongs to another incarnation than `started`, which nodes of release 0.1 don't send.
+    """
     async with master.database.write() as connection:
+        known = await nodes.incarnation(connection, name)
+        if known is not None and started not in {None, known.started}:
+            return
         affected_jobs = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
         await nodes.remove(connection, name)
     master.presence.forget(name)

@@ -2,7 +2,7 @@
 
 A search for seats takes milliseconds, and a user can queue any number of gangs that each need another one. So a pass
 has a budget for searches, which owners share equally. It leaves the other jobs undecided, and the next pass decides
-them first.
+them before the other jobs of the same priority.
 """
 
 from collections import Counter
@@ -137,7 +137,7 @@ def _turns(
     costs: Counter[str] = Counter()
     searches: set[tuple[str, frozenset[tuple[Need, int]], tuple[str, ...]]] = set()
     turns: set[str] = set()
-    for job in sorted(unknown, key=lambda job: job.id not in earlier.undecided):
+    for job in sorted(unknown, key=lambda job: (-job.priority, job.id not in earlier.undecided)):
         wanted = gangs[job.id]
         search, cost = (job.owner, frozenset(wanted.items()), job.avoid), len(cluster.nodes) + sum(wanted.values())
         if search not in searches and (not costs[job.owner] or costs[job.owner] + cost <= share):

@@ -33,6 +33,7 @@ CONFIRM_AFTER = timedelta(seconds=15)
 """The minimum time between the two readings that prove damage; the job waits for both, up to `transitions.VERIFY_S`."""
 _LOOK_EVERY_S = 15.0
 _REMEMBERED = timedelta(minutes=10)
+_MAX_READINGS = 1000
 _PART_S, _BYTES_PER_S = 60.0, 5e6
 """The time limit for reading a part: a constant, and its size divided by a minimum rate."""
 _LOG = logging.getLogger(__name__)
@@ -169,6 +170,8 @@ class Verifier:
             first_at = before.at if before else now
             if now < first_at + CONFIRM_AFTER:
                 self._readings[subject] = _Reading(verdict.damage, first_at)
+                if len(self._readings) > _MAX_READINGS:  # Their checkpoints may have been deleted.
+                    del self._readings[next(iter(self._readings))]
                 await checkpoints.set_verification(connection, job, manifest, first_at + CONFIRM_AFTER)
                 message = f"{checkpoint} seems to be damaged, and the master reads it again: {verdict.damage}"
                 await self._tell_once(connection, job, manifest, "suspected", message)

@@ -14,7 +14,7 @@ from rolecall.node.reconcile import Key
 from rolecall.spec.errors import PROBLEM_PREFIX, NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.trust import Trust
-from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered, StreamOffset
+from rolecall.spec.wire import INCARNATION_HEADER, ClusterInfo, Desired, Heartbeat, Registered, StreamOffset
 
 _TIMEOUT_S = 10.0
 _M = TypeVar("_M", bound=BaseModel)
@@ -130,8 +130,8 @@ class MasterClient:
         path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/inspections/{inspection}"
         await self._send("PUT", path, params=about, content=body)
 
-    async def leave(self, name: str) -> None:
-        await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
+    async def leave(self, name: str, started: str) -> None:
+        await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0, headers={INCARNATION_HEADER: started})
 
     async def ship(self, key: Key, stream: str, offset: int, chunk: bytes, *, cut: bool = False) -> int:
         """Send a chunk of a worker's stream; return the offset of the next one. Raises `StreamRefused`.
@@ -165,7 +165,7 @@ class MasterClient:
         return answer
 
     async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self._token}"} | options.pop("headers", {})
         try:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
         except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.

@@ -104,6 +104,11 @@ class ForkClient:
             with contextlib.suppress(ConnectionError):
                 while line := await reader.readline():
                     self._read(line)
+        except (KeyError, ValueError) as error:
+            # A reply about a worker that this node has not requested, or a line without an end: its next replies can
+            # be wrong, too.
+            text = "the fork server is broken and is stopped: %s: %s"
+            _LOG.error(text, type(error).__name__, error, extra=about("fork_server_broken"))
         finally:
             self._writer.close()
             process.terminate()  # A server that still runs kills its workers and exits.

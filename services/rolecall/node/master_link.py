@@ -119,7 +119,7 @@ class MasterLink:
         """Deregister the node, if it is registered."""
         try:
             if self._heartbeat_s is not None:
-                await self._client.leave(self.spec.name)
+                await self._client.leave(self.spec.name, self.spec.started)
         except MasterUnreachable as error:
             _LOG.warning("left without informing the master: %s", error, extra=self._about("leave_failed"))
 

@@ -9,6 +9,9 @@ from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.trust import Trust
 
+_Pid = Annotated[int, Field(gt=1, le=1 << 22)]
+"""A process id that the kernel can assign to a worker. A signal to 0 or less would hit other processes."""
+
 
 class ForkRequest(Value):
     """A node's request to fork one worker."""
@@ -42,7 +45,7 @@ class Forked(Value):
 
     kind: Literal["forked"] = "forked"
     key: str
-    pid: int
+    pid: _Pid
 
 
 class NotForked(Value):
@@ -58,7 +61,7 @@ class Exited(Value):
 
     kind: Literal["exited"] = "exited"
     key: str
-    pid: int
+    pid: _Pid
     status: int
     """The exit code as in `subprocess`: negative for a signal."""
 

@@ -12,6 +12,8 @@ from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
 
+INCARNATION_HEADER = "X-Rolecall-Incarnation"
+"""`NodeSpec.started` in the call with which a node leaves. It is no part of the URL, which proxies log."""
 _REPORTS: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport)
 _FINDINGS: TypeAdapter[Finding] = TypeAdapter(Finding)
 

@@ -105,8 +105,9 @@ class ForkServer:
             # The zombie still holds its process group's number, so that the kill can't hit another process.
             _kill_group(ended)
             _, status = os.waitpid(ended, 0)
-            key = self._workers.pop(ended)
-            self._reply(Exited(key=key, pid=ended, status=os.waitstatus_to_exitcode(status)))
+            # A preloaded module can have started a process of its own.
+            if (key := self._workers.pop(ended, None)) is not None:
+                self._reply(Exited(key=key, pid=ended, status=os.waitstatus_to_exitcode(status)))
 
     def _answer(self, line: bytes) -> None:
         try:

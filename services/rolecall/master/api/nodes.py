@@ -1,8 +1,8 @@
 """The routes `/internal/nodes`, with which nodes register, report their workers and get the desired ones."""
 
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Request, Response
 
 from rolecall import __version__
 from rolecall.master import registry
@@ -11,7 +11,7 @@ from rolecall.master.api.error_handlers import documented
 from rolecall.spec.access import Scope
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.role import Role
-from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered
+from rolecall.spec.wire import INCARNATION_HEADER, ClusterInfo, Desired, Heartbeat, Registered
 
 router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
 
@@ -65,6 +65,8 @@ async def show_cluster_info(name: str, master: Running) -> ClusterInfo:
 
 
 @router.delete("/{name}", status_code=204, summary="Remove a node")
-async def remove_node(name: str, master: Running) -> None:
-    """Remove a node from the cluster. Workers that it still runs are lost."""
-    await registry.leave(master, name)
+async def remove_node(
+    name: str, master: Running, started: Annotated[str | None, Header(alias=INCARNATION_HEADER)] = None
+) -> None:
+    """Remove a node from the cluster, unless it has restarted since. Workers that it still runs are lost."""
+    await registry.leave(master, name, started)
