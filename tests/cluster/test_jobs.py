@@ -8,9 +8,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from benchmarks.queue import idle_share, latencies_ms, percentile
 from tests.cluster.jobs import long_job, past_step, short_job
-from tests.conftest import Cluster
+from tests.conftest import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -51,6 +53,20 @@ def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster,
     took_s = [start["total"] for start in starts]
     assert min(took_s) <= 3.0
     assert max(took_s) <= 10.0
+
+
+@pytest.mark.idle
+def test_a_thousand_waiting_jobs_delay_neither_requests_nor_a_job_that_fits(rows: Path, tmp_path: Path) -> None:
+    with running_cluster(tmp_path, "--trainers", "1") as cluster:
+        for _ in range(1000):
+            cluster.submit(short_job(rows, trainers=32))
+        # The best of three counts, because whatever else the machine does can only add time.
+        posts = [latencies_ms(lambda: cluster.submit(short_job(rows, trainers=32))) for _ in range(3)]
+        assert min(percentile(ms, 99) for ms in posts) <= 50
+        assert idle_share(psutil.Process(cluster.pid("master"))) <= 0.2
+        fits = cluster.submit(short_job(rows, trainers=1))
+        start = cluster.wait_for(fits, "succeeded", 60)["progress"]["start_s"]
+        assert start["queue"] <= 1.0
 
 
 def test_logs_events_metrics_and_series_can_be_read(cluster: Cluster, rows: Path) -> None:

@@ -170,6 +170,27 @@ async def test_jobs_beyond_the_budget_of_a_pass_are_decided_by_the_next_ones(
         assert not passes
 
 
+async def test_a_new_job_at_the_end_of_the_queue_is_the_only_one_that_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[int] = []
+
+    def noting(*arguments: Any) -> Any:
+        known.append(len(arguments[-1].waiting))
+        return schedule(*arguments)
+
+    monkeypatch.setattr(placer, "schedule", noting)
+    async with on_master(tmp_path) as (client, master):
+        await one_trainer(client)
+        await queue_up(client, master, 20, {Role.TRAINER: 7})
+        await master.placer.place()
+        for number, (priority, count) in enumerate([(0, 20), (0, 21), (1, 0), (0, 23)]):
+            known.clear()
+            job = (await client.submit(roles={"trainer": 7}, priority=priority))["id"]
+            await client.until(job, "queued", also=lambda one: one["waiting_for"])
+            assert known[0] == count, f"new job {number}"
+
+
 async def test_the_placement_rests_between_passes_however_often_it_is_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

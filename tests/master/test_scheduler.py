@@ -325,6 +325,41 @@ def test_undecided_jobs_go_before_others_of_their_priority_only(monkeypatch: pyt
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from("ab"), st.sampled_from([0, 70])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_a_job_at_the_end_of_the_queue_changes_no_earlier_outcome(
+    wants: list[tuple[int, int, str, float]], on_every_node: bool
+) -> None:
+    """The placer computes only the outcome of the new job then."""
+    cluster = Cluster(
+        [alive(make_node(f"{role}-{m}", role, 2, boot=f"m{m}", cores=2)) for m in range(2) for role in RIVALS]
+    )
+    queue = [gang(f"{i}", t, o, owner=own, age_s=age + 9 - i) for i, (t, o, own, age) in enumerate(wants) if t + o]
+    queue += [per_node_job()] if on_every_node else []
+    taken: list[WorkerPlan] = []
+
+    def outcomes(*new: QueuedJob, earlier: Earlier = Earlier()) -> dict[str, Outcome]:  # noqa: B008 - immutable
+        allowances, per_node_jobs = {"a": Allowance(3, 0)}, {cluster.nodes[0].spec.name: "other"}
+        return schedule([*queue, *new], cluster, taken, NOW, WINDOW, allowances, per_node_jobs, earlier)
+
+    while plans := {name: plan for name, plan in outcomes().items() if isinstance(plan, GangPlan)}:
+        taken += [worker for plan in plans.values() for worker in plan.workers]
+        queue = [one for one in queue if one.id not in plans]
+    earlier = Earlier({name: why for name, why in outcomes().items() if isinstance(why, Waiting)})
+    for t, o, owner in ((1, 0, "a"), (0, 2, "b"), (1, 1, "b"), (3, 1, "a")):
+        new = gang("new", t, o, owner=owner)
+        assert outcomes(new, earlier=earlier) == outcomes(new)
+    every = replace(per_node_job(), id="every", created_at=NOW + WINDOW)
+    assert outcomes(every, earlier=earlier) == outcomes(every)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from("ab"), st.sampled_from([0, 70])), max_size=9
     ),
     st.integers(1, 30),

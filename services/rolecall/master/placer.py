@@ -31,7 +31,7 @@ from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
 from rolecall.master.store.database import Database
-from rolecall.master.store.records import JobSummary, NodeRecord
+from rolecall.master.store.records import Gang, JobSummary, NodeRecord
 from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
@@ -42,7 +42,7 @@ from rolecall.spec.plan import GangPlan
 _LOG = logging.getLogger(__name__)
 
 _REST_S, _MAX_REST_S = 60e-6, 0.25
-"""The rest after a pass for each queued job, about three times what the pass itself takes; and the longest rest."""
+"""The rest after a pass for each queued job, at least three times what the pass itself takes; and the longest rest."""
 
 Offer = tuple[NodeRecord, bool, str | None]
 """A node, its liveness, and the reason why it accepts no workers."""
@@ -52,10 +52,23 @@ Offer = tuple[NodeRecord, bool, str | None]
 class _Inputs:
     """The inputs of a placement. While they stay the same, so do the outcomes."""
 
-    version: int
     offers: tuple[Offer, ...]
     limits: Mapping[str, Limits]
     """The limits of each owner."""
+    gangs: Mapping[str, Gang]
+    queue: tuple[QueuedJob, ...]
+
+    def continues(self, last: "_Inputs") -> bool:
+        """Return whether these are the `last` ones, except for new jobs that go after all others.
+
+        The outcomes of the others are the same then, because none of them was a placement.
+        """
+        if (self.offers, self.limits, self.gangs) != (last.offers, last.limits, last.gangs):
+            return False
+        known, new = self.queue[: len(last.queue)], self.queue[len(last.queue) :]
+        if known != last.queue:
+            return False
+        return not (known and new) or max(job.order for job in known) < min(job.order for job in new)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,6 +94,7 @@ class Placer:
         self._inputs: _Inputs | None = None
         """The inputs of the last pass, unless it placed jobs."""
         self._earlier = Earlier()
+        self._known: dict[str, tuple[JobSummary, QueuedJob]] = {}
         self._again_at: datetime | None = None
         self._previewing = asyncio.Lock()
 
@@ -123,9 +137,9 @@ class Placer:
                 owner=owner,
                 resources=spec.resources,
             )
-            first = [one for one in self._ready(now) if one.priority >= spec.priority]
+            first = [one for one in self._queue_of(self._ready(now)) if one.priority >= spec.priority]
             states = self.presence.states(self.view.nodes.values())
-            search = self._search(first, self.access.limits, now, Earlier(undecided={spec.id}), job)
+            search = self._search([*first, job], self.access.limits, now, Earlier(undecided={spec.id}))
             outcomes = await asyncio.to_thread(lambda: search(Cluster(states)))
         return outcomes.get(job.id) or Waiting("waiting for its turn to be placed", feasible=True)
 
@@ -150,15 +164,17 @@ class Placer:
         """Run one pass, which computes in a thread of `pool`. Returns the seconds until the next one."""
         await self.view.refresh()
         now = self.clock.now()
-        inputs = _Inputs(self.view.version, self._offers(), self.access.limits)
-        same = inputs == self._inputs and (self._again_at is None or now < self._again_at)
-        if same and not self._earlier.undecided:
-            return self._due_s(now)
-        earlier = self._earlier if same else Earlier(undecided=self._earlier.undecided)
-        self._inputs = None
         ready = self._ready(now)
+        inputs = _Inputs(self._offers(), self.access.limits, self.view.gangs, self._queue_of(ready))
+        in_time = self._again_at is None or now < self._again_at
+        holds = in_time and self._inputs is not None and inputs.continues(self._inputs)
+        if holds and all(job.id in self._earlier.waiting for job in ready):
+            self._inputs = inputs
+            return self._due_s(now)
+        self._inputs = None
+        earlier = self._earlier if holds else Earlier(undecided=self._earlier.undecided)
         cluster = self._cluster_of(inputs.offers)
-        search = self._search(ready, inputs.limits, now, earlier)
+        search = self._search(inputs.queue, inputs.limits, now, earlier)
         begin_s = self.clock.monotonic()
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, search, cluster) if ready else {}
         took_s = self.clock.monotonic() - begin_s
@@ -175,22 +191,29 @@ class Placer:
 
     def _search(
         self,
-        ready: Sequence[JobSummary],
+        queue: Sequence[QueuedJob],
         limits: Mapping[str, Limits],
         now: datetime,
         earlier: Earlier,
-        *more: QueuedJob,
     ) -> Callable[[Cluster], dict[str, Outcome]]:
-        """A function that schedules these jobs and `more`, for a thread."""
-        allowed, chosen = self.view.allowances(limits), dict(self.view.chosen)
-        taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
+        """A function that schedules these jobs, for a thread."""
+        allowed, taken, per_node_jobs = self.view.allowances(limits), self.view.taken(), self.view.per_node_jobs()
 
         def compute(cluster: Cluster) -> dict[str, Outcome]:
-            queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
-            queue += more
             return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs, earlier)
 
         return compute
+
+    def _queue_of(self, ready: Sequence[JobSummary]) -> tuple[QueuedJob, ...]:
+        """The jobs for the scheduler. An unchanged job is the same object each time, to be compared cheaply."""
+        before, chosen = self._known, self.view.chosen
+        self._known = {
+            job.id: known
+            if (known := before.get(job.id)) and known[0] is job and known[1].only == chosen.get(job.id, ())
+            else (job, _queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)))
+            for job in ready
+        }
+        return tuple(queued for _, queued in self._known.values())
 
     def _offers(self) -> tuple[Offer, ...]:
         states = self.presence.states(self.view.nodes.values())

@@ -39,6 +39,16 @@ class QueuedJob:
     resources: Mapping[Role, Resources] = field(default_factory=dict[Role, Resources])
     avoid: tuple[str, ...] = ()
     """Nodes to use only if it fits nowhere else."""
+    needs: Counts = field(init=False)
+    """What its workers need."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", needs_of(self.roles, self.resources))
+
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        """The job's position in the queue: by priority, oldest first."""
+        return -self.priority, self.created_at, self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class Earlier:
     """The results of the previous pass that this one uses."""
 
     waiting: Mapping[str, Waiting] = field(default_factory=dict[str, Waiting])
-    """The outcomes that still hold, because all arguments are the same."""
+    """The outcomes that still hold, because all arguments are the same, except for new jobs at the end of the queue."""
     undecided: Collection[str] = frozenset()
     """The jobs that it has not decided."""
 
@@ -88,23 +98,22 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
     seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
-    jobs = sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id))
-    gangs = {job.id: needs_of(job.roles, job.resources) for job in jobs}
-    turns = _turns(jobs, gangs, cluster, seating, earlier)
+    jobs = sorted(queue, key=lambda job: job.order)
+    turns = _turns(jobs, cluster, seating, earlier)
     held: dict[Demand, Waiting] = {}  # what an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in jobs:
-        wanted = gangs[job.id]
-        demands = {(need.role, on_gpu) for need in wanted for on_gpu in cluster.devices(need)}
-        outcome = earlier.waiting.get(job.id) or (
+        known = earlier.waiting.get(job.id)
+        outcome = (
             _place_per_node(job, cluster, allowed, per_node_jobs)
             if job.per_node
-            else _without_workers(job)
+            else known
+            or _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or next((held[one] for one in sorted(demands) if one in held), None)
+            or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
         )
-        if outcome is None and (job.id in turns or not seating.needs_search(wanted, job.avoid)):
-            outcome = _placed(job, wanted, cluster, seating, allowed)
+        if outcome is None and (job.id in turns or not seating.needs_search(job.needs, job.avoid)):
+            outcome = _placed(job, cluster, seating, allowed)
         if outcome is not None:
             outcomes[job.id] = outcome
         if isinstance(outcome, GangPlan):
@@ -114,32 +123,30 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
                 allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
             continue
         waiting = outcome or Waiting(
-            "waiting for its turn to be placed", bool(cluster.fits_alone(wanted)), cause=WaitCause.TURN
+            "waiting for its turn to be placed", bool(cluster.fits_alone(job.needs)), cause=WaitCause.TURN
         )
         if waiting.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
             why = Waiting(prefix + waiting.reason, False, prefix + waiting.lasting, WaitCause.EARLIER_JOB)
-            held = dict.fromkeys(contended(demands, cluster.nodes), why) | held
+            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
     return outcomes
 
 
-def _turns(
-    jobs: Sequence[QueuedJob], gangs: Mapping[str, Counts], cluster: Cluster, seating: Seating, earlier: Earlier
-) -> set[str]:
+def _turns(jobs: Sequence[QueuedJob], cluster: Cluster, seating: Seating, earlier: Earlier) -> set[str]:
     """The jobs for which the pass can search seats: for each owner, those that its share of the budget pays for, but at
     least one. One search is for all of the owner's jobs of a shape."""
     unknown = [
         job
         for job in jobs
-        if not job.per_node and job.id not in earlier.waiting and seating.needs_search(gangs[job.id], job.avoid)
+        if not job.per_node and job.id not in earlier.waiting and seating.needs_search(job.needs, job.avoid)
     ]
     share = _BUDGET // max(1, len({job.owner for job in unknown}))
     costs: Counter[str] = Counter()
     searches: set[tuple[str, frozenset[tuple[Need, int]], tuple[str, ...]]] = set()
     turns: set[str] = set()
     for job in sorted(unknown, key=lambda job: (-job.priority, job.id not in earlier.undecided)):
-        wanted = gangs[job.id]
-        search, cost = (job.owner, frozenset(wanted.items()), job.avoid), len(cluster.nodes) + sum(wanted.values())
+        search = job.owner, frozenset(job.needs.items()), job.avoid
+        cost = len(cluster.nodes) + sum(job.needs.values())
         if search not in searches and (not costs[job.owner] or costs[job.owner] + cost <= share):
             costs[job.owner] += cost
             searches.add(search)
@@ -151,6 +158,10 @@ def _turns(
 def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
     """The slots of workers in their owner's limit: one for each, or the CPU shares of its threads if these are more."""
     return sum(slots_taken(specs[one.node], one) if one.node in specs else 1 for one in workers)
+
+
+def _demands(job: QueuedJob, cluster: Cluster) -> set[Demand]:
+    return {(need.role, on_gpu) for need in job.needs for on_gpu in cluster.devices(need)}
 
 
 def contended(demands: Collection[Demand], nodes: Iterable[NodeState]) -> set[Demand]:
@@ -173,10 +184,8 @@ def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
-def _placed(
-    job: QueuedJob, wanted: Counts, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]
-) -> Outcome:
-    outcome = seating.place(wanted, job.avoid)
+def _placed(job: QueuedJob, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]) -> Outcome:
+    outcome = seating.place(job.needs, job.avoid)
     if isinstance(outcome, Waiting):
         return outcome
     # Only a plan says how many CPU shares the threads of each worker take.
