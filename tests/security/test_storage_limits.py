@@ -2,10 +2,23 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
-from tests.master.harness import NODE_TOKEN, ONE_TRAINER, ManualClock, bearer, line, on_master, one_trainer
+from tests.master.harness import (
+    NODE_TOKEN,
+    ONE_TRAINER,
+    ManualClock,
+    accepted,
+    bearer,
+    line,
+    make_token,
+    on_master,
+    one_trainer,
+    submit_as,
+)
 from tests.volumes import filled, mounted
 
+from rolecall.spec.access import Scope
 from rolecall.spec.errors import QuotaExceeded
 from rolecall.spec.state import WorkerState
 
@@ -94,6 +107,22 @@ async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_p
         notices = [{"name": name, "blob": f"1/{name}", "size": 60, "sha256": "0" * 64} for name in ("a", "b")]
         answers = [await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice) for notice in notices]
         assert [answer.status_code for answer in answers] == [201, 413]
+
+
+async def test_below_a_blob_url_the_limit_of_a_token_holds_when_something_is_recorded(tmp_path: Path) -> None:
+    async with on_master(tmp_path, blob_url=(tmp_path / "store").as_uri()) as client:
+        node = await one_trainer(client)
+        alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=10_000)
+        job = accepted(await submit_as(client, alice))["id"]
+        await node.workers()
+        (tmp_path / "store" / job / "1").mkdir(parents=True)
+        answers: list[httpx.Response] = []
+        for name in ("a", "b"):
+            (tmp_path / "store" / job / "1" / name).write_bytes(bytes(15_000))
+            notice = {"name": name, "blob": f"1/{name}", "size": 15_000, "sha256": "0" * 64}
+            answers.append(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice))
+        assert [answer.status_code for answer in answers] == [201, 413]
+        assert "more than 2 times its max_stored_bytes" in answers[1].json()["detail"]
 
 
 def test_a_job_over_its_limit_is_not_tried_again() -> None:

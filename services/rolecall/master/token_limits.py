@@ -49,6 +49,15 @@ async def measure(database: Database, blobs: Blobs, owner: str) -> int:
     return stored + sum([await blobs.used(job) for job in running])
 
 
+def check_stored(owner: str, limit: int, stored: int) -> None:
+    """Raise `StorageLimitReached` if the owner's jobs store far more than `limit`."""
+    if stored > HARD_FACTOR * limit:
+        raise StorageLimitReached(
+            f"the jobs of token {owner} store {stored} bytes, more than {HARD_FACTOR} times its max_stored_bytes of "
+            f"{limit}; raise the limit or delete jobs, then retry this one"
+        )
+
+
 async def metered(
     chunks: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
@@ -57,10 +66,6 @@ async def metered(
     async for chunk in chunks:
         if since >= STEP_BYTES:
             since = 0
-            if (stored := await stored_now()) > HARD_FACTOR * limit:
-                raise StorageLimitReached(
-                    f"the jobs of token {owner} store {stored} bytes, more than {HARD_FACTOR} times its "
-                    f"max_stored_bytes of {limit}; raise the limit or delete jobs, then retry this one"
-                )
+            check_stored(owner, limit, await stored_now())
         since += len(chunk)
         yield chunk

@@ -17,7 +17,7 @@ from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
-from rolecall.master.token_limits import measure, metered
+from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, StaleAttempt
@@ -135,8 +135,8 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
     for part in manifest.parts:
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:
-        await _check_current(connection, job, attempt)
-        await _check_quota(connection, master, job, {part.blob: part.size for part in manifest.parts})
+        record = await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, record, {part.blob: part.size for part in manifest.parts})
         fresh = await checkpoints.add(connection, job, manifest, master.clock.now())
     master.cleaner.recorded(job)
     master.waking.jobs(job)
@@ -154,18 +154,21 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     """Record a blob as an artifact that users can download by its name."""
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:
-        await _check_current(connection, job, attempt)
-        await _check_quota(connection, master, job, {notice.blob: notice.size})
+        record = await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, record, {notice.blob: notice.size})
         await artifacts.put(connection, job, attempt, notice, master.clock.now())
     return Recorded(recorded=True)
 
 
 def _metered(master: Master, owner: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    limits = master.access.limits.get(owner)
-    if limits is None or limits.max_stored_bytes is None:
+    if (limit := _stored_limit(master, owner)) is None:
         return chunks
-    stored_now = partial(measure, master.database, master.blobs, owner)
-    return metered(chunks, owner, limits.max_stored_bytes, stored_now)
+    return metered(chunks, owner, limit, partial(measure, master.database, master.blobs, owner))
+
+
+def _stored_limit(master: Master, owner: str) -> int | None:
+    limits = master.access.limits.get(owner)
+    return None if limits is None else limits.max_stored_bytes
 
 
 async def _while_current(master: Master, job: str, attempt: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -184,18 +187,24 @@ async def _expiring(master: Master, job: str) -> set[str]:
     return blobs_of(old) - blobs_of(one.manifest for one in known if one.manifest not in old)
 
 
-async def _check_quota(connection: AsyncConnection, master: Master, job: str, fresh: dict[str, int]) -> None:
-    """Raise `QuotaExceeded` if the blobs that are recorded and kept, and these, exceed the job's limit.
+async def _check_quota(connection: AsyncConnection, master: Master, job: JobSummary, fresh: dict[str, int]) -> None:
+    """Check the blobs that are recorded and kept, and these, against the limits of the job and of its owner.
 
-    The master sees no uploads to a blob URL, so this enforces the limit there.
+    The master sees no uploads to a blob URL, so this enforces the limits there. Raises `QuotaExceeded` or
+    `StorageLimitReached`.
     """
-    if master.job_quota.limit is None or master.settings.blob_url is None:
+    limit = _stored_limit(master, job.owner)
+    if master.settings.blob_url is None or (master.job_quota.limit is None and limit is None):
         return
-    known = await checkpoints.of_job(connection, job)
+    known = await checkpoints.of_job(connection, job.id)
     old = superfluous(known, master.settings.keep_checkpoints)
     sizes = {part.blob: part.size for one in known if one.manifest not in old for part in one.manifest.parts}
-    sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job)}
-    master.job_quota.check(job, sum((sizes | fresh).values()))
+    sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job.id)}
+    stored = sum((sizes | fresh).values())
+    master.job_quota.check(job.id, stored)
+    if limit is not None:
+        others = await jobs.stored_bytes(connection, job.owner, exclude=[job.id])
+        check_stored(job.owner, limit, others + stored)
 
 
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:
