@@ -78,6 +78,7 @@ def test_the_delay_before_a_restart_doubles_and_is_bounded() -> None:
 def test_exit_codes_and_signals_are_described() -> None:
     assert describe_exit(3) == "exit code 3"
     assert describe_exit(-signal.SIGKILL) == "SIGKILL"
+    assert describe_exit(-(signal.SIGRTMIN + 1)) == "signal 35"
 
 
 @pytest.mark.slow

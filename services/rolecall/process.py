@@ -35,7 +35,12 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 def describe_exit(status: int) -> str:
     """A description of a return code of `subprocess`, such as `SIGKILL` or `exit code 1`."""
-    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # Most real-time signals have no name.
+        return f"signal {-status}"
 
 
 def keep_files_private() -> None:

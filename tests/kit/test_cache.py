@@ -161,6 +161,22 @@ def test_what_has_no_lock_file_is_evicted_in_its_turn(tmp_path: Path, name: str,
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"kept", "kept.lock"}
 
 
+@pytest.mark.parametrize(
+    ("name", "is_file"),
+    [("file", True), (".hidden", True)]
+    + [(f"kind/{name}", is_file) for name in ("a.b", ".hidden", "key.txt", "a" * 250) for is_file in (False, True)],
+)
+def test_what_is_no_entry_is_evicted_in_its_turn(tmp_path: Path, name: str, is_file: bool) -> None:
+    """A job can write anything in its owner's cache, where it stays after the job."""
+    kept = leave(tmp_path / "mine", "kept", 4e9)
+    placed = tmp_path / name
+    (placed.parent if is_file else placed).mkdir(parents=True, exist_ok=True)
+    (placed if is_file else placed / "numbers").write_bytes(bytes(1 << 16))
+    assert evict(tmp_path, 1 << 16) == 1 << 16
+    assert kept.exists()
+    assert not placed.exists()
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda lock: lock.symlink_to(lock.parents[2] / "victim")])
 def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callable[[Path], object]) -> None:
@@ -178,6 +194,7 @@ def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callab
     assert (tmp_path / "victim").read_text() == "precious"
     assert (tmp_path / "elsewhere/key/numbers").exists()
     assert not (cache / "loader/real").exists()
+    assert not (cache / "loader/planted").exists()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a" * 250])
@@ -195,7 +212,7 @@ def test_a_planted_lock_with_another_name_fails_nobody(
         os.utime(lock, (1, 1))
     assert build_once(folder, "key", lambda draft: None).exists()
     assert not (folder / "real").exists()
-    assert (folder / name / ".numbers").exists()
+    assert not (folder / name / ".numbers").exists(), "it fills the disk like an entry"
     assert (tmp_path / "outside/.numbers").exists()
 
 

@@ -159,6 +159,22 @@ async def test_a_blob_is_whole_or_not_there(tmp_path: Path, blobs: Blobs) -> Non
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+async def test_the_names_of_new_folders_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, durable = tmp_path / "blobs", set[int]()
+    root.mkdir()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        durable.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    blobs = Blobs(root, None, 10.0)
+    await blobs.put("toy-1", "1/part", None, chunks(BODY))
+    blobs.close()
+    assert {path.stat().st_ino for path in (root, *root.rglob("*"))} <= durable
+
+
 @pytest.mark.parametrize("name", ["", "../other", "1/../2", "/etc/passwd", ".hidden", "a//b", "a b", "x" * 256])
 async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     blobs = Blobs(tmp_path, None, 10.0)

@@ -35,11 +35,13 @@ _held_locks: dict[Path, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cache entry, or a draft that a failed build left."""
+    """A cache entry, a draft that a failed build left, or a file or folder that is neither."""
 
-    lock: Path
+    path: Path
+    """The lock of an entry or a draft; anything else itself."""
     used_at: float
     size: int
+    is_stray: bool = False
 
 
 def make_owner_folder(caches: Path, owner: str, job: str) -> Path:
@@ -127,7 +129,7 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
         owner = max(over, key=lambda owner: held[owner])
         entry = entries[owner].popleft()
         try:
-            deleted = _delete_unused(entry.lock)
+            deleted = _delete_stray(entry.path) if entry.is_stray else _delete_unused(entry.path)
         except OSError as error:
             failures.append(error)
             continue
@@ -135,7 +137,7 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
             evicted += entry.size
             held[owner] -= entry.size
             extra = about("cache_evicted")
-            _LOG.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
+            _LOG.info("evicted %s from the cache: %d bytes", entry.path.stem, entry.size, extra=extra)
     if failures:
         text = "the eviction from the cache %s had errors (%d), first: %s"
         _LOG.warning(text, place, len(failures), failures[0], extra=about("eviction_failed"))
@@ -146,20 +148,24 @@ def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
     """All entries of an owner. Follows no links that a job may have created: the evicting node is not sandboxed.
 
     An entry without a lock file, which a job has deleted or never made, counts as used when it last changed; its
-    eviction makes the lock. A file with several links counts once: `counted` has the devices and inodes of the files
-    so far.
+    eviction makes the lock. What is not made by `build_once` counts alike, because it fills the disk as well. A file
+    with several links counts once: `counted` has the devices and inodes of the files so far.
     """
-    folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
-    locks = {path.with_suffix(_LOCK) for folder in folders for path in folder.glob("*")}
-    for lock in filter(_is_legal, locks):
+    now = time.time()  # A job can set any time of use, also one to come.
+    folders = [folder for folder in cache.glob("*") if folder.is_dir() and not folder.is_symlink()]
+    paths = {path for folder in folders for path in folder.glob("*")}
+    locks = {lock for path in paths if _is_legal(lock := path.with_suffix(_LOCK))}
+    strays = {path for path in cache.glob("*") if path not in folders}
+    strays |= {path for path in paths if path.with_suffix(_LOCK) not in locks or path.suffix not in {"", _LOCK, _DRAFT}}
+    for lock in locks:
         target, draft = lock.with_suffix(""), lock.with_suffix(_DRAFT)
         with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
             witness = next((path for path in (lock, target, draft) if os.path.lexists(path)), lock)
-            found = witness.lstat()
-            if witness != lock or stat.S_ISREG(found.st_mode):
-                size = sum(_disk_usage(path, counted) for path in (target, draft))
-                # A job can set any time, also one to come.
-                yield Entry(lock, min(found.st_mtime, time.time()), size)
+            size = sum(_disk_usage(path, counted) for path in (lock, target, draft))
+            yield Entry(lock, min(witness.lstat().st_mtime, now), size)
+    for path in strays:
+        with contextlib.suppress(OSError):
+            yield Entry(path, min(path.lstat().st_mtime, now), _disk_usage(path, counted), is_stray=True)
 
 
 def _is_legal(lock: Path) -> bool:
@@ -185,6 +191,8 @@ def _disk_usage(folder: Path, counted: set[tuple[int, int]]) -> int:
 def _delete_unused(lock: Path) -> bool:
     """Delete an entry with its lock file; returns False if the entry is in use."""
     target = lock.with_suffix("")
+    if os.path.lexists(lock) and not stat.S_ISREG(lock.lstat().st_mode):
+        _delete_stray(lock)  # Only a job can have made it.
     with _exclusive(lock) as exclusive:
         if exclusive:
             # Rename first: a partly deleted entry must never look complete.
@@ -195,6 +203,14 @@ def _delete_unused(lock: Path) -> bool:
                 delete_tree(aside)
             lock.unlink()
     return exclusive
+
+
+def _delete_stray(path: Path) -> bool:
+    with contextlib.suppress(IsADirectoryError, PermissionError):
+        path.unlink()
+        return True
+    delete_tree(path)
+    return True
 
 
 def _acquire_shared(target: Path) -> bool:

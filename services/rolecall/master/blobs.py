@@ -79,7 +79,7 @@ class Blobs:
         """
         path = self._root / _path(job, blob)
         await self._threads.run(lambda: self._admit(job))
-        file = StoreFile(self._threads, lambda: _Upload(path))
+        file = StoreFile(self._threads, lambda: _Upload(path, self._root))
         try:
             upload = await file.opened()
             await _write(file, chunks)
@@ -216,9 +216,10 @@ class Blobs:
 class _Upload:
     """A file that doesn't have its final name yet. All methods block."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._root = root
         self._file = NamedTemporaryFile(dir=path.parent, prefix=_UPLOAD, delete=False)  # noqa: SIM115 - see `close`
         self._digest = hashlib.sha256()
         self.size = 0
@@ -233,21 +234,28 @@ class _Upload:
         self.size += len(chunk)
 
     def settle(self) -> None:
-        """Make the content durable, then the name."""
+        """Make the content durable, then the name, and the folders that this upload or another one has just created."""
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._file.name, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        for folder in self._path.parents:
+            _sync_folder(folder)
+            if folder == self._root:
+                break
 
     def close(self) -> None:
         """Close the file, and delete it unless it has its final name."""
         with suppress(OSError):  # of a full volume, where buffered data can't be written
             self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checked(blob: str) -> str:
