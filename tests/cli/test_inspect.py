@@ -68,8 +68,7 @@ async def test_stacks_name_the_worker_and_those_that_do_not_answer(master: Clien
     done = await answered(master, node, STACKS, "stacks", job, "--json")
     assert json.loads(done.out)["workers"][0]["threads"][0]["thread"] == "MainThread"
     done = await answered(master, node, Answer(error="it is stopped").model_dump_json().encode(), "stacks", job)
-    assert "No answer from:" in done.err
-    assert done.out.splitlines()[1].split(maxsplit=2) == ["trainer-0", "trainer-0", "it is stopped"]
+    assert (done.out, done.err) == ("", "no answer from trainer-0 on trainer-0: it is stopped\n")
 
 
 async def test_a_profile_is_downloaded_when_it_is_stored(

@@ -33,7 +33,6 @@ from rolecall.spec.inspection import (
     TimelineDocument,
     WorkerStacks,
 )
-from rolecall.spec.role import Role
 from rolecall.spec.timeline import MAX_STEPS, Window
 
 router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
@@ -253,7 +252,7 @@ def _reason(answer: Answer) -> str:
 
 def _is_chosen(member: WorkerRecord, request: ProfileRequest) -> bool:
     if request.role is None:
-        return member.role_rank == (request.role_rank or 0) and member.role is not Role.PARAMETER_SERVER
+        return member.role_rank == (request.role_rank or 0) and member.role.computes
     return member.role is request.role and member.role_rank == (request.role_rank or 0)
 
 
