@@ -10,6 +10,7 @@ from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
 from rolecall.cli.audit import audit
 from rolecall.cli.checkpoints import checkpoints
+from rolecall.cli.choices import Commands
 from rolecall.cli.compare import compare
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
@@ -42,6 +43,7 @@ _EPILOG = (
 
 app = typer.Typer(
     name="rolecall",
+    cls=Commands,
     help="Train PyTorch models whose processes play different roles: parameter servers, trainers, stages, observers.",
     epilog=_EPILOG,
     no_args_is_help=True,
