@@ -8,7 +8,7 @@ from .command import run
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("jobs --state faild", "'--state': there is no 'faild'; did you mean 'failed'? valid: queued, placed, running,"),
+        ("jobs --state faild", "'--state': there is no 'faild'; did you mean 'failed'? valid: queued, placed, "),
         ("jobs --state x", "'--state': there is no 'x'; valid: queued, "),
         ("timeline job --format svgg", "'--format': there is no 'svgg'; did you mean 'svg'? valid: trace, svg, json,"),
         ("tokens create me --scope submt", "'--scope': there is no 'submt'; did you mean 'submit'? valid: read, "),
