@@ -38,5 +38,14 @@ async def test_a_state_is_told_in_english(master: Client) -> None:
     assert f"job {job} was cancelled; only a paused job can be resumed" in (await run_at(master, "resume", job)).err
 
 
+async def test_a_declined_deletion_says_that_nothing_is_deleted(master: Client) -> None:
+    job = (await master.submit())["id"]
+    await run_at(master, "cancel", job)
+    declined = await run_at(master, "prune", "--older-than", "0s", given="n\n")
+    assert declined.code == 1
+    assert declined.err.endswith("Nothing deleted.\n")
+    assert (await run_at(master, "show", job)).code == 0
+
+
 def test_what_is_no_job_gets_the_command_that_prints_one() -> None:
     assert "`rolecall workloads NAME --example` prints one" in run("submit", "-", given="[]").err
