@@ -114,7 +114,7 @@ def test_a_schedule_is_drawn_and_its_bubble_is_the_known_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["1f1b"], "valid: "),
+        (["1f1b"], "did you mean '1F1B'? valid: "),
         (["Interleaved1F1B", "--micro-batches", "9"], "nearest valid: "),
         (["GPipe", "--virtual-stages", "2"], "--virtual-stages is 2; GPipe requires"),
         (["GPipe", "--svg", "/nowhere/a.svg"], "can't write /nowhere/a.svg"),

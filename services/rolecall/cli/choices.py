@@ -1,11 +1,12 @@
 """Errors about options that take one of several values."""
 
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
+
+from rolecall.spec.similar import most_similar
 
 
 class Commands(TyperGroup):
@@ -30,6 +31,6 @@ def _explain(error: typer.BadParameter) -> str:
     )
     if not valid:
         return error.message.removeprefix("Value error, ")
-    near = get_close_matches(str(problem["input"]), valid, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = most_similar(str(problem["input"]), valid)
+    hint = f"did you mean {near!r}? " if near else ""
     return f"there is no {str(problem['input'])!r}; {hint}valid: {', '.join(valid)}"
