@@ -36,9 +36,9 @@ from rolecall.cli.workloads import workloads
 from rolecall.client import ClientError
 
 _EPILOG = (
-    "Exit codes: 0 success, 1 job failed or doctor found an error, 2 invalid usage, 3 job cancelled, 4 not found, "
-    "5 refused, 6 master unreachable, 7 token missing or invalid, 130 interrupted (a followed job continues; "
-    "the job of a sweep is cancelled)."
+    "Exit codes: 0 success, 1 job failed, doctor found an error or deletion declined, 2 invalid usage, "
+    "3 job cancelled, 4 not found, 5 refused, 6 master unreachable, 7 token missing or invalid, "
+    "130 interrupted (a followed job continues; the job of a sweep is cancelled)."
 )
 
 app = typer.Typer(
