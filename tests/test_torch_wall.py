@@ -14,7 +14,7 @@ from rolecall.workloads import catalogue
     [
         "rolecall.master.server",
         "rolecall.node.server",
-        "rolecall.cli",
+        "rolecall.cli.app",
         *(point.module for point in catalogue.installed().values()),
     ],
 )

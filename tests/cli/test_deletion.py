@@ -43,7 +43,7 @@ def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
     listed = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--dry-run")
     assert jobs[1] in listed.stdout
     assert jobs[2] in listed.stdout
-    assert run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", given="n\n").returncode == 2
+    assert run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", given="n\n").returncode == 1
     assert run(cluster, "show", jobs[1]).returncode == 0
     done = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--yes")
     assert done.returncode == 0, done.stderr

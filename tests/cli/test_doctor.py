@@ -57,6 +57,7 @@ def test_a_master_that_does_not_answer() -> None:
     code, findings = doctor({"ROLECALL_TOKEN": TOKEN, "ROLECALL_URL": f"http://127.0.0.1:{free_port()}"})
     assert code == 1
     assert errors(findings) == {("this shell", "master")}
+    assert "start the master (here: `rolecall local`)" in findings[-1]["remedy"]
 
 
 def test_a_master_whose_name_does_not_resolve() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.master.harness import ONE_TRAINER, Client, Node, line, on_master, one_trainer
 
+from rolecall.client import Unreachable
 from rolecall.spec.state import WorkerState
 
 from .command import run, run_at
@@ -62,6 +63,27 @@ async def test_wait_has_the_exit_code_of_the_outcome(master: Client) -> None:
     await node.say(worker, WorkerState.STOPPED, exit_code=0)
     done = await waiting
     assert (done.code, json.loads(done.out)["state"]) == (3, "cancelled")
+
+
+async def test_a_job_that_stays_queued_is_submitted_with_the_reason(master: Client) -> None:
+    done = await run_at(master, "submit", "-", given=json.dumps(JOB | {"roles": {"trainer": 9}}))
+    assert (done.code, done.out) == (0, f"{(await master.user('GET', '/jobs')).json()['jobs'][0]['id']}\n")
+    assert done.err.startswith("the job is queued: ")
+    assert "9 trainer" in done.err
+    await one_trainer(master)
+    placed = await run_at(master, "submit", "-", given=json.dumps(JOB))
+    assert (placed.code, placed.err) == (0, "")
+
+
+async def test_a_submitted_job_has_an_id_even_if_the_master_then_answers_no_more(
+    master: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(self: object, job: str) -> None:
+        raise Unreachable("no master answers")
+
+    monkeypatch.setattr("rolecall.client.Client.job", unreachable)
+    done = await run_at(master, "submit", "-", given=json.dumps(JOB))
+    assert (done.code, done.out.strip() != "", done.err) == (0, True, "")
 
 
 def test_a_dry_run_has_no_job_to_wait_for() -> None:

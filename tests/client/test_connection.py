@@ -1,11 +1,13 @@
 """Which connections show a token to the network."""
 
+from pathlib import Path
 from socket import AF_INET
 
 import psutil
 import pytest
 
-from rolecall.client.connection import Connection
+from rolecall.client import Unauthorized
+from rolecall.client.connection import Connection, find, store
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,32 @@ def test_a_connection_is_exposed_when_it_leaves_the_machine_in_clear_text(url: s
 def test_the_machine_s_own_addresses_are_not_exposed() -> None:
     own = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == AF_INET]
     assert not [address for address in own if Connection(f"http://{address}:8080", "token").is_exposed()]
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8080", "http://LOCALHOST:8080/", "http://[::1]:8080"])
+def test_the_stored_token_is_found_by_every_loopback_name(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("ROLECALL_TOKEN_FILE", raising=False)
+    store(Connection("http://127.0.0.1:8080", "token"))
+    assert find(url, None) == Connection("http://127.0.0.1:8080", "token")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:8081",
+        "https://localhost:8080",
+        "http://127.0.0.2:8080",
+        "http://192.0.2.1:8080",
+        "http://localhost.example:8080",
+        "http://localhost:8080@192.0.2.1",
+    ],
+)
+def test_the_stored_token_is_for_no_other_master(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("ROLECALL_TOKEN_FILE", raising=False)
+    store(Connection("http://127.0.0.1:8080", "token"))
+    with pytest.raises(Unauthorized):
+        find(url, None)

@@ -250,6 +250,62 @@ def check_phone_width(page: Page, url: str) -> None:
     check_accessibility(page)
 
 
+WAITING = {
+    "workload": "embedding-ddp",
+    "roles": {"trainer": 64},
+    "params": {"data": {"train": "none.csv", "label": "y", "categorical": ["a"]}},
+}
+
+
+def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(page: Page, cluster: Cluster) -> None:
+    page.set_viewport_size({"width": 380, "height": 760})
+    job = cluster.submit(WAITING)
+    cluster.until(job, lambda document: document["waiting_for"])
+    visit(page, f"{cluster.url}/")
+    why = page.locator("section[aria-labelledby=queue] .why").first.bounding_box()
+    assert why
+    assert why["width"] > 150, why
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    expect(page.locator("#job .info")).to_contain_text("trainer")
+    assert [url for url in asked if url.endswith("/logs?tail=1000&follow=true")], asked
+    assert not [url for url in asked if f"/jobs/{job}/timeline" in url]
+    lines = page.locator(".log .lines")
+    assert lines.evaluate("one => getComputedStyle(one, '::before').content") == '"No lines."'
+    visit(page, f"{cluster.url}/ui/submit")
+    page.get_by_label("Workload").select_option("transformer-pipeline")
+    expect(page.locator("#request").get_by_label("deadline (s)", exact=True)).to_be_attached()
+    expect(page.locator("#params .help code").first).to_be_attached()
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
+def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cluster: Cluster) -> None:
+    """The axes are pixels, so the test reads the texts that the page draws."""
+    jobs = [cluster.submit(WAITING) for _ in range(2)]
+    attempts = [
+        {"attempt": attempt, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}
+        for attempt, points in (
+            (1, [{"step": 1, "loss": 300}, {"step": 2, "loss": 200}]),
+            (2, [{"step": 3, "loss": 100}]),
+        )
+    ]
+    page.route(f"**/jobs/{jobs[0]}/metrics?*", lambda route: route.fulfill(json={"series": attempts}))
+    page.add_init_script(
+        "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at)"
+        "{ drawn.push(text); draw.call(this, text, ...at); }"
+    )
+    visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+    expect(page.locator(".u-legend")).to_contain_text(f"{jobs[0]}, attempt 2")
+    page.wait_for_function("drawn.includes('3')")
+    steps = [text for text in page.evaluate("drawn") if re.fullmatch(r"[0-9.]+", text) and float(text) < 50]
+    assert {"1", "2", "3"} <= set(steps)
+    assert not [text for text in steps if "." in text], steps
+    for job in jobs:
+        cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> None:
     page.emulate_media(color_scheme="dark")
     for path in ("/", "/ui/submit", "/ui/compare"):

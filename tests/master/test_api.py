@@ -56,6 +56,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"roles": {"trainer": 13}}, "roles", "bad luck", "counts that fit"),
     ({"priority": 1000}, "priority", "less than or equal to 100", "integer ≥ -100 ≤ 100"),
     ({"prioritty": 1}, "prioritty", "did you mean 'priority'", "deadline_s"),
+    ({"steps": 3}, "steps", "no field 'steps'; the workload's parameters belong in 'params'", "priority"),
     ({"deadline_s": -1}, "deadline_s", "greater than 0", "number > 0"),
     ({"name": "a\0b"}, "name", "can't be printed", "printable"),
 ]

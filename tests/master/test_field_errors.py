@@ -123,6 +123,17 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
         _set("data.train", 5),
         [("data.train", "it has the wrong type", "an object with images, labels")],
     ),
+    (
+        "resnet-pipeline",
+        _set("protocol", "1F1B"),
+        [("protocol", "'1F1B' is not a valid value; did you mean '1f1b'?", "1f1b, tutorial")],
+    ),
+    (
+        "transformer-pipeline",
+        _set("schedule", "1f1b"),
+        [("schedule", "'1f1b' is not a valid value; did you mean '1F1B'?", "GPipe, 1F1B, ")],
+    ),
+    ("transformer-pipeline", _set("schedule", 3), [("schedule", "it has the wrong type", "GPipe, 1F1B, ")]),
 ]
 
 

@@ -44,6 +44,7 @@ async def test_a_job_is_placed_runs_and_succeeds(tmp_path: Path) -> None:
         assert document["attempts"][0]["workers"][0]["state"] == "succeeded"
         events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
         assert [event["kind"] for event in events] == ["queued", "placed", "running", "worker", "succeeded"]
+        assert events[1]["message"] == "1 worker placed"
         (series,) = (await client.user("GET", f"/jobs/{job}/metrics")).json()["series"]
         assert [point["loss"] for point in series["points"]] == [0.5, None]
 

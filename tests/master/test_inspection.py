@@ -3,11 +3,14 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rolecall.kit.pictures import timeline_svg
 from rolecall.master.api.openapi import EXAMPLES
+from rolecall.master.catalogue import Catalogue
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.timelines import RecordedWindow, silent, timeline
@@ -18,8 +21,20 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.timeline import Span, Step, Window
 from rolecall.spec.wire import DesiredWorker
+from rolecall.spec.workload import RoleCount
 
-from .harness import ONE_TRAINER, Client, Node, make_token, one_trainer, submit_as
+from .harness import (
+    ONE_TRAINER,
+    TOY,
+    Client,
+    Node,
+    make_node,
+    make_settings,
+    make_token,
+    one_trainer,
+    serving,
+    submit_as,
+)
 
 WINDOW = Window(
     at=datetime.now(UTC),
@@ -42,10 +57,18 @@ async def running(client: Client, token: str | None = None) -> tuple[str, Node, 
 
 
 async def answered(
-    client: Client, node: Node, method: str, path: str, body: bytes, *, token: str | None = None, **about: Any
+    client: Client,
+    node: Node,
+    method: str,
+    path: str,
+    body: bytes,
+    *,
+    token: str | None = None,
+    request: dict[str, Any] | None = None,
+    **about: Any,
 ) -> tuple[Inspection, Any]:
     """Call a route, and answer the inspection of which the node learns."""
-    given = {"json": EXAMPLES["start_profile"]} if path.endswith("/profile") else {}
+    given = {"json": EXAMPLES["start_profile"] | (request or {})} if path.endswith("/profile") else {}
     call = asyncio.create_task(
         client.call(token, method, path, **given) if token else client.user(method, path, **given)
     )
@@ -126,6 +149,24 @@ async def test_who_may_look_and_who_may_act(client: Client) -> None:
     assert (inspection.kind, inspection.steps, answer.status_code) == ("profile", 20, 202)
     actions = [entry["action"] for entry in (await client.user("GET", "/audit")).json()["entries"]]
     assert {"POST /jobs/{job}/stacks", "POST /jobs/{job}/profile"} <= set(actions)
+
+
+async def test_a_driver_runs_no_steps_and_is_not_asked_for_a_profile(tmp_path: Path) -> None:
+    roles = {Role.MASTER: RoleCount(default=1), Role.TRAINER: RoleCount(default=1)}
+    driven = Catalogue({"toy": replace(TOY, roles=roles, expendable=frozenset(), cpu_only=frozenset())}, {})
+    async with serving(make_settings(tmp_path), catalogue=driven) as client:
+        driver = Node(client, make_node("master-0", Role.MASTER))
+        await driver.enter()
+        node = await one_trainer(client)
+        job = (await client.submit())["id"]
+        for one in (driver, node):
+            (worker,) = await one.workers()
+            await one.say(worker, WorkerState.RUNNING)
+        object.__setattr__(client.master.inspections, "_timeout_s", 2.0)
+        body = b'{"artifact": "profile.json.gz"}'
+        _, answer = await answered(client, node, "POST", f"/jobs/{job}/profile", body, request={"role": None})
+        assert [one["role"] for one in answer.json()["workers"]] == ["trainer"]
+        assert answer.json()["silent"] == []
 
 
 async def test_a_worker_without_an_answer_is_listed(client: Client) -> None:

@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from rolecall.master.sessions import COOKIE
+from rolecall.master.store import events
 from rolecall.spec.access import Scope
+from rolecall.spec.api import RETENTION
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
@@ -135,6 +137,16 @@ async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client:
     queue = page.partition('id="queue"')[2].partition("</section>")[0]
     assert queue.index(made[1]) < queue.index(made[0])
     assert queue.count("waiting for 2 trainer slots") == 2, queue
+
+
+async def test_consecutive_events_about_deleted_checkpoints_are_one_line(client: Client) -> None:
+    job = (await client.submit())["id"]
+    async with client.master.database.write() as connection:
+        for step in range(3):
+            await events.add(connection, job, client.master.clock.now(), RETENTION, f"deleted step {step}")
+    page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client))).text
+    assert 'deleted step 2 <span class="note">and 2 before</span>' in page
+    assert "deleted step 1" not in page
 
 
 async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Path) -> None:

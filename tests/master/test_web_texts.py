@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import cluster_view, readable
+from rolecall.master.web.view import cluster_view, folded, readable
+from rolecall.spec.api import Event
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
@@ -76,6 +77,12 @@ def test_only_fields_that_differ_are_compared() -> None:
     assert Row("result.auc", [None, "0.9"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
     assert differences(jobs[:1]) == []
+
+
+def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
+    kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
+    events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
+    assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
 
 
 def test_results_are_short_and_parameters_exact() -> None:

@@ -14,7 +14,7 @@ def test_exactly_the_listed_transitions_are_legal(before: JobState, after: JobSt
     if after in TRANSITIONS[before]:
         check_transition(before, after)
     else:
-        with pytest.raises(IllegalTransition, match=f"{before} can't become {after}"):
+        with pytest.raises(IllegalTransition, match=f"{before} job can't become {after}"):
             check_transition(before, after)
 
 
@@ -22,6 +22,11 @@ def test_every_job_can_end_and_nothing_holds_slots_when_it_has() -> None:
     for state in JobState:
         assert state.ended or _reachable(state) & {JobState.CANCELLED, JobState.SUCCEEDED}
         assert not (state.ended and state.holds_slots)
+
+
+def test_the_state_of_a_job_is_told_in_english() -> None:
+    assert [JobState.RUNNING.predicate, JobState.SUCCEEDED.predicate] == ["is running", "has succeeded"]
+    assert [JobState.FAILED.predicate, JobState.CANCELLED.predicate] == ["has failed", "was cancelled"]
 
 
 def _reachable(state: JobState) -> set[JobState]:

@@ -3,6 +3,17 @@
 `client` calls the master, `output` prints for people, and `exits` has the exit codes for scripts.
 """
 
-from rolecall.cli.app import main
+import sys
 
-__all__ = ["main"]
+_INTERRUPTED = 130
+"""`Exit.INTERRUPTED`, which would be imported too late."""
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C during its imports, which take most of a short command's time, ends it quietly."""
+    try:
+        from rolecall.cli.app import main as run  # noqa: PLC0415 - see above
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)

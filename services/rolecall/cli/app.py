@@ -10,6 +10,7 @@ from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
 from rolecall.cli.audit import audit
 from rolecall.cli.checkpoints import checkpoints
+from rolecall.cli.choices import Commands
 from rolecall.cli.compare import compare
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
@@ -35,13 +36,14 @@ from rolecall.cli.workloads import workloads
 from rolecall.client import ClientError
 
 _EPILOG = (
-    "Exit codes: 0 success, 1 job failed or doctor found an error, 2 invalid usage, 3 job cancelled, 4 not found, "
-    "5 refused, 6 master unreachable, 7 token missing or invalid, 130 interrupted (a followed job continues; "
-    "the job of a sweep is cancelled)."
+    "Exit codes: 0 success, 1 job failed, doctor found an error or deletion declined, 2 invalid usage, "
+    "3 job cancelled, 4 not found, 5 refused, 6 master unreachable, 7 token missing or invalid, "
+    "130 interrupted (a followed job continues; the job of a sweep is cancelled)."
 )
 
 app = typer.Typer(
     name="rolecall",
+    cls=Commands,
     help="Train PyTorch models whose processes play different roles: parameter servers, trainers, stages, observers.",
     epilog=_EPILOG,
     no_args_is_help=True,

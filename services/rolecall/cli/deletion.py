@@ -10,7 +10,7 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import Exit
 from rolecall.cli.options import Json, Token, Url, connect, parse_age
-from rolecall.cli.output import age, out, print_json, print_table, size
+from rolecall.cli.output import age, err, out, print_json, print_table, size
 from rolecall.spec.api import PruneSummary
 from rolecall.spec.state import JobState
 
@@ -69,7 +69,8 @@ def prune(  # noqa: PLR0917 - the command line is the signature
         if dry_run or not found.jobs:
             return
         if not yes and not typer.confirm(f"Delete {_summary(found)}?", err=True):
-            raise typer.Exit(Exit.USAGE)
+            err.print("Nothing deleted.")
+            raise typer.Exit(Exit.FAILED)
         # With the same `ended_before`, so that only jobs that were shown are deleted.
         done = client.prune(ended_before, ended_state, dry_run=False)
         if not json:

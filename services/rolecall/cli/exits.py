@@ -11,8 +11,8 @@ class Exit(IntEnum):
     OK = 0
     """Success; with a followed job or a sweep: all jobs succeeded."""
     FAILED = 1
-    """The followed job or a job of a sweep failed, `rolecall doctor` found an error, or `rolecall local` could not
-    start."""
+    """The followed job or a job of a sweep failed, `rolecall doctor` found an error, `rolecall local` could not
+    start, or the user declined a deletion."""
     USAGE = 2
     """The command line is invalid."""
     CANCELLED = 3

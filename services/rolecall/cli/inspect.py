@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.cli.output import err, out, print_json
 from rolecall.client import Client
 from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
 from rolecall.spec.role import Role
@@ -63,7 +64,9 @@ def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None)
 
 def profile(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
-    role: Annotated[Role | None, typer.Option("--role", help="Only this role; by default one worker of each.")] = None,
+    role: Annotated[
+        Role | None, typer.Option("--role", help="Only this role; by default one worker of each that runs steps.")
+    ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="The rank in its role; 0 by default.")] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MAX_PROFILED_STEPS, help="Steps to record.")] = 20,
     timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait for the profile.")] = 300,
@@ -102,7 +105,6 @@ def _await_artifact(client: Client, job: str, name: str, before: str | None, dea
 
 
 def _print_silent(silent: tuple[Silent, ...]) -> None:
-    if silent:
-        rows = [(f"{one.role}-{one.role_rank}", one.node, one.reason) for one in silent]
-        err.print("No answer from:", style="yellow")
-        print_table(("WORKER", "NODE", "REASON"), rows)
+    for one in silent:
+        worker = escape(f"{one.role}-{one.role_rank} on {one.node}")
+        err.print(f"[yellow]no answer from {worker}:[/] {escape(one.reason)}")

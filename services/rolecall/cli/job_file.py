@@ -55,7 +55,8 @@ def parse_job(file: str, body: bytes) -> Job:
     except (ValueError, RecursionError) as error:
         raise CommandError(Exit.USAGE, f"{file} is not JSON: {error}") from None
     if not isinstance(job, dict):
-        raise CommandError(Exit.USAGE, f"{file} is not a job; it must be a JSON object, as for `POST /jobs`")
+        example = "`rolecall workloads NAME --example` prints one"
+        raise CommandError(Exit.USAGE, f"{file} is not a job; it must be a JSON object: {example}")
     return cast(Job, job)
 
 

@@ -1,12 +1,12 @@
 """The check of a path such as `params.micro_batches` against the schema of a workload's jobs. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, cast
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobRequest
+from rolecall.spec.similar import most_similar
 
 _Schema = Mapping[str, Any]
 _JOB: _Schema = JobRequest.model_json_schema()
@@ -59,7 +59,7 @@ def _inside(schema: _Schema, part: str) -> Iterator[_Schema]:
 def _refusal(path: str, owner: str, part: str, names: Collection[str], kind: str = "field") -> CommandError:
     if not names:
         return CommandError(Exit.USAGE, f"--set {path}: {owner} has no {kind} {part!r}; set {owner} as a whole")
-    near = get_close_matches(part, list(map(str, names)), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    near = most_similar(part, map(str, names))
+    hint = f"; did you mean {near!r}?" if near else ";"
     valid = ", ".join(sorted(map(str, names)))
     return CommandError(Exit.USAGE, f"--set {path}: {owner} has no {kind} {part!r}{hint} valid: {valid}")

@@ -16,6 +16,7 @@ from rolecall.kit.pictures import schedule_svg, schedule_text
 from rolecall.kit.pipelining import Task, bubble, makespan, timed
 from rolecall.kit.schedules import MAX_VIRTUAL, SCHEDULES, Schedule
 from rolecall.spec.errors import InputError
+from rolecall.spec.similar import most_similar
 
 _MAX_RANKS, _MAX_MICRO_BATCHES = 64, 512
 _NAMES = ", ".join(SCHEDULES)
@@ -105,7 +106,9 @@ def _built_in(rules: Schedule, ranks: int, micro_batches: int, virtual: int | No
 def _from_file(path: Path, *given: int | None) -> tuple[list[list[Task]], str]:
     """The order in a CSV file, and its title. Raises `CommandError` if it is not valid, or not what `given` says."""
     if not path.exists():
-        raise CommandError(Exit.USAGE, f"there is no schedule and no CSV file {path}; valid: {_NAMES}, or a file")
+        near = most_similar(str(path), SCHEDULES)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise CommandError(Exit.USAGE, f"there is no schedule and no CSV file {path}; {hint}valid: {_NAMES}, or a file")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -1,5 +1,6 @@
 """`rolecall submit`: send a job, or only plan it."""
 
+import time
 from typing import Annotated
 
 import typer
@@ -10,7 +11,11 @@ from rolecall.cli.follow import follow
 from rolecall.cli.job_file import File, Set, changed_job
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.client import Client, ClientError
 from rolecall.spec.job import JobPlan
+from rolecall.spec.state import JobState
+
+_REASON_S, _POLL_S = 1.0, 0.1
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
@@ -48,7 +53,22 @@ def submit(  # noqa: PLR0917 - the command line is the signature
         if follow_it or wait:
             err.print(f"job {submitted.id}")
             raise typer.Exit(follow(client, submitted.id, as_json=json, quiet=wait and not follow_it))
-        print_json(client.raw) if json else print(submitted.id)
+        print_json(client.raw) if json else print(submitted.id, flush=True)
+        if reason := _reason_to_wait(client, submitted.id):
+            err.print(f"the job is queued: {escape(reason)}")
+
+
+def _reason_to_wait(client: Client, job: str) -> str | None:
+    """The reason why the new job stays queued, if the master soon has one. The job exists, so an error is not shown."""
+    deadline = time.monotonic() + _REASON_S
+    try:
+        while (document := client.job(job)).state is JobState.QUEUED and time.monotonic() < deadline:
+            if document.waiting_for:
+                return document.waiting_for
+            time.sleep(_POLL_S)
+    except ClientError:
+        pass
+    return None
 
 
 def _print_plan(plan: JobPlan) -> None:

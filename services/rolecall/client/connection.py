@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rolecall.spec.node import is_loopback
 from rolecall.spec.trust import Trust
 
 _DEFAULT = "127.0.0.1:8080"
+_LOOPBACK = re.compile(r"(?<=://)(localhost|127\.0\.0\.1|\[::1\])(?=[:/]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ def find(url: str | None, token: str | None) -> Connection:
         raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
     if token:
         return Connection(address, token, trust)
-    if local and local.url == address:
-        return local
+    if local and _with_one_loopback(local.url) == _with_one_loopback(address):
+        return local  # With its own address: another user's program may listen at another name of this machine.
     if not (url or local):
         raise Unreachable(
             "no cluster of `rolecall local` is running on this machine; "
@@ -91,6 +93,11 @@ def find(url: str | None, token: str | None) -> Connection:
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
     )
+
+
+def _with_one_loopback(url: str) -> str:
+    """The URL with the same host for all names of this machine's loopback interface."""
+    return _LOOPBACK.sub("127.0.0.1", url)
 
 
 def _token_from_file() -> str | None:

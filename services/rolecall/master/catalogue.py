@@ -164,7 +164,7 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
     except ValidationError as error:
         if (count := error.error_count()) > _MAX_EXPLAINED:
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
-            return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
+            return None, [problem("params", message, given, f"what `rolecall workloads {workload.name}` shows")]
         errors = [dict(one) for one in error.errors(include_url=False)]
         return None, explain(errors, schema_of(workload.params), ("params",))
 

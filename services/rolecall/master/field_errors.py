@@ -1,12 +1,12 @@
 """The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, cast
 
 from rolecall.spec.redaction import redact_text
+from rolecall.spec.similar import most_similar
 from rolecall.spec.visible import listed
 
 Schema = Mapping[str, Any]
@@ -16,6 +16,7 @@ MAX_PROBLEMS = 20
 """The maximum number of problems in one response."""
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
+_NO_CHOICE = {"enum", "literal_error", _WRONG_KIND}
 _DEEPER = {"union_tag_invalid", "union_tag_not_found"}
 """Errors of an object's entry that pydantic reports at the object."""
 _READ_CHARS = 8192
@@ -54,11 +55,13 @@ def problem(field: str, message: str, given: Any, legal: str) -> Problem:
 def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str = "") -> Problem:
     """The problem of an unknown name, with the most similar known one, or else with `advice`."""
     legal = sorted(map(str, names))
-    near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
-    hint = f"; did you mean '{near[0]}'?" if near else advice
-    return problem(
-        field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, listed(legal, _LISTED_NAMES) or "none"
-    )
+    message = f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{_hint(given, legal) or advice}"
+    return problem(field, message, given, listed(legal, _LISTED_NAMES) or "none")
+
+
+def _hint(given: str, legal: Collection[str]) -> str:
+    near = most_similar(given, legal) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else None
+    return f"; did you mean '{near}'?" if near else ""
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
@@ -112,7 +115,10 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "missing":
         return problem(field, "it is missing", None, legal(schema, place.schema))
-    if error["type"] == _WRONG_KIND:
+    names = [str(one) for choice in _choices(schema, place.schema) for one in _members(choice)]
+    if names and isinstance(given := error.get("input"), str) and error["type"] in _NO_CHOICE:
+        message = f"'{_cut(given, _GIVEN_CHARS)}' is not a valid value{_hint(given, names)}"
+    elif error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
     # A rule about several fields of an object says itself what is valid.
     of_fields = error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
@@ -232,6 +238,11 @@ def legal(root: Schema, schema: Schema) -> str:
     kind = str(schema.get("type", ""))
     bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
     return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
+
+
+def _members(schema: Schema) -> Sequence[Any]:
+    """The values that a schema lists; none if it has other constraints."""
+    return schema.get("enum") or ([schema["const"]] if "const" in schema else ())
 
 
 def _child(root: Schema, schema: Schema, part: str | int) -> Schema | None:

@@ -159,13 +159,13 @@ def pause(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
 def check_resume(job: JobSummary) -> None:
     """Raise `IllegalTransition` unless `job` is paused."""
     if job.state is not JobState.PAUSED:
-        raise IllegalTransition(f"job {job.id} is {job.state}; only a paused job can be resumed")
+        raise IllegalTransition(f"job {job.id} {job.state.predicate}; only a paused job can be resumed")
 
 
 def check_retry(job: JobSummary) -> None:
     """Raise `IllegalTransition` unless `job` failed or was cancelled."""
     if job.state not in {JobState.FAILED, JobState.CANCELLED}:
-        raise IllegalTransition(f"job {job.id} is {job.state}; only a failed or cancelled job can be retried")
+        raise IllegalTransition(f"job {job.id} {job.state.predicate}; only a failed or cancelled job can be retried")
 
 
 def _refuse_ended(job: JobSummary, verb: str) -> None:

@@ -132,7 +132,7 @@ class ProfileRequest(Request):
     """The workers to profile, and the number of steps."""
 
     role: Role | None = None
-    """Only workers of this role; by default all that run steps."""
+    """Only workers of this role; by default all that run steps: trainers, stages and observers."""
     role_rank: int | None = Field(default=None, ge=0, le=MAX_BIGINT)
     """Only the worker with this rank in its role; by default the first."""
     steps: int = Field(default=20, ge=1, le=MAX_PROFILED_STEPS)

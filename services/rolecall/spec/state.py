@@ -28,6 +28,12 @@ class JobState(StrEnum):
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
     @property
+    def predicate(self) -> str:
+        """The state after the name of a job: `is queued`, `has succeeded`, `was cancelled`."""
+        verb = {JobState.SUCCEEDED: "has", JobState.FAILED: "has", JobState.CANCELLED: "was"}.get(self, "is")
+        return f"{verb} {self}"
+
+    @property
     def holds_slots(self) -> bool:
         """True if the job's current attempt occupies slots."""
         return self in {JobState.PLACED, JobState.RUNNING, JobState.STOPPING}
@@ -102,4 +108,4 @@ def check_transition(before: JobState, after: JobState) -> None:
     """Raise `IllegalTransition` unless a job can change from `before` to `after`."""
     if after not in TRANSITIONS[before]:
         legal = ", ".join(sorted(TRANSITIONS[before])) or "nothing"
-        raise IllegalTransition(f"a job that is {before} can't become {after}; it can become: {legal}")
+        raise IllegalTransition(f"a {before} job can't become {after}; it can become: {legal}")

@@ -210,7 +210,7 @@ async def _check_quota(connection: AsyncConnection, master: Master, job: JobSumm
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:
     record = await jobs.summary(connection, job)
     if record.attempt != attempt or not record.state.holds_slots:
-        raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
+        raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job {record.state.predicate})")
     return record
 
 

@@ -33,7 +33,6 @@ from rolecall.spec.inspection import (
     TimelineDocument,
     WorkerStacks,
 )
-from rolecall.spec.role import Role
 from rolecall.spec.timeline import MAX_STEPS, Window
 
 router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
@@ -93,7 +92,9 @@ async def show_timeline(
         if format == "schedule":
             step = newest_step(document)
             if step is None:
-                raise Conflict(f"job {job} has no complete step of a pipeline; format=svg shows other workloads too")
+                raise Conflict(
+                    f"job {job} has no complete step of a pipeline; the format svg shows other workloads too"
+                )
             return pipeline_svg(step, f"{job}, step {step.number}").encode(), "image/svg+xml"
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"
@@ -178,7 +179,7 @@ async def _members(master: Master, job: str, attempt: int | None) -> tuple[jobs.
         record = await jobs.summary(connection, job)
         members = await workers.of_attempt(connection, job, attempt or record.attempt)
     if not members:
-        raise Conflict(f"job {job} has no attempt yet: it is {record.state}")
+        raise Conflict(f"job {job} has no attempt yet: it {record.state.predicate}")
     return record, members
 
 
@@ -190,7 +191,7 @@ async def _running(master: Master, job: str) -> tuple[str, list[WorkerRecord]]:
     record, members = await _members(master, job, None)
     running = [member for member in members if not member.state.ended]
     if not record.state.holds_slots or not running:
-        raise Conflict(f"job {job} has no running workers: it is {record.state}")
+        raise Conflict(f"job {job} has no running workers: it {record.state.predicate}")
     return record.owner, running
 
 
@@ -253,7 +254,7 @@ def _reason(answer: Answer) -> str:
 
 def _is_chosen(member: WorkerRecord, request: ProfileRequest) -> bool:
     if request.role is None:
-        return member.role_rank == (request.role_rank or 0) and member.role is not Role.PARAMETER_SERVER
+        return member.role_rank == (request.role_rank or 0) and member.role.computes
     return member.role is request.role and member.role_rank == (request.role_rank or 0)
 
 

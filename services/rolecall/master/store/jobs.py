@@ -85,7 +85,7 @@ async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
 
 def unknown(job: str) -> NotFound:
     """The error for a job that doesn't exist or that the caller can't see."""
-    return NotFound(f"there is no job {job!r}; GET /jobs lists them")
+    return NotFound(f"there is no job {job!r}; `rolecall jobs` lists them")
 
 
 async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[JobRecord]:

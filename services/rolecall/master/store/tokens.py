@@ -83,7 +83,7 @@ async def set_used(connection: AsyncConnection, used: Mapping[str, datetime]) ->
 
 
 def unknown(name: str) -> NotFound:
-    return NotFound(f"there is no token {name!r}; GET /tokens lists them")
+    return NotFound(f"there is no token {name!r}; `rolecall tokens list` lists them")
 
 
 async def _add_secret(connection: AsyncConnection, name: str, digest: str, now: datetime) -> None:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from rolecall.master.api.auth import USERS, Caller, needs
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import by_node, cluster_view, declared_metrics, readable
+from rolecall.master.web.view import by_node, cluster_view, declared_metrics, folded, readable
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -147,7 +147,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         workload=workload,
         metrics=declared_metrics([workload]),
         by_node=by_node,
-        events=(await api.get(EventList, "jobs", job, "events")).events[::-1],
+        events=folded((await api.get(EventList, "jobs", job, "events")).events[::-1]),
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,
     )

@@ -13,7 +13,7 @@ const SchemaForm = (() => {
 
   // Names in backticks become code.
   const withCode = (text) => text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part));
-  const titleOf = (name) => name.replaceAll("_", " ");
+  const titleOf = (name) => name.replace(/_s$/, " (s)").replaceAll("_", " ");
   const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
   const shortText = (value) => {
     const text = typeof value === "string" ? value : JSON.stringify(value);

@@ -21,6 +21,7 @@ function startTimeline(section) {
   const place = section.querySelector(".picture");
   const caption = section.querySelector(".caption");
   const state = () => document.querySelector("#job .state").textContent;
+  const hasAttempt = () => document.querySelector("#job [data-attempt]") !== null;
   const formats = section.dataset.pipeline ? ["schedule", "svg"] : ["svg"];
   let last = null;
 
@@ -39,7 +40,7 @@ function startTimeline(section) {
   async function refresh() {
     const now = state();
     const isRunning = now === "running" || now === "stopping";
-    if (!document.hidden && (isRunning || now !== last)) {
+    if (!document.hidden && hasAttempt() && (isRunning || now !== last)) {
       const found = await picture().catch(() => null);
       if (found) {
         section.hidden = false;
