@@ -89,7 +89,7 @@ class Placer:
         self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._woken = Signal()
-        self._waiting: Mapping[tuple[str, int], Waiting] = {}
+        self._waiting: dict[tuple[str, int], Waiting] = {}
         self._cluster: tuple[tuple[Offer, ...], Cluster] | None = None
         self._inputs: _Inputs | None = None
         """The inputs of the last pass, unless it placed jobs."""
@@ -179,7 +179,7 @@ class Placer:
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, search, cluster) if ready else {}
         took_s = self.clock.monotonic() - begin_s
         self._again_at = self._next_change(now, outcomes)
-        waiting = await self._settle(ready, outcomes)
+        waiting = await self._settle(ready, outcomes, earlier.waiting)
         self._earlier = Earlier(waiting, frozenset(job.id for job in ready if job.id not in outcomes))
         if len(waiting) == len(outcomes):
             self._inputs = inputs
@@ -227,18 +227,21 @@ class Placer:
             self._cluster = offers, Cluster(self.presence.states(self.view.nodes.values()))
         return self._cluster[1]
 
-    async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> dict[str, Waiting]:
-        """Commit the outcomes. Returns the reasons of the jobs that wait."""
-        decided = [(job, outcomes[job.id]) for job in ready if job.id in outcomes]
+    async def _settle(
+        self, ready: list[JobSummary], outcomes: Mapping[str, Outcome], known: Mapping[str, Waiting]
+    ) -> dict[str, Waiting]:
+        """Commit the outcomes that are not `known` from the last pass. Returns the reasons of the jobs that wait."""
+        decided = [(job, outcomes[job.id]) for job in ready if outcomes.get(job.id) is not known.get(job.id)]
         waits = [(job, outcome) for job, outcome in decided if isinstance(outcome, Waiting)]
         for job, outcome in decided:
             if isinstance(outcome, GangPlan):
                 await self._errors.attempt(f"placing {job.id}", self._begin(job, outcome), job.id)
-        undecided = {(job.id, job.attempt) for job in ready if job.id not in outcomes}
-        before = {key: why for key, why in self._waiting.items() if key in undecided}
-        self._waiting = before | {(job.id, job.attempt): why for job, why in waits}
+        if not known:
+            undecided = {(job.id, job.attempt) for job in ready if job.id not in outcomes}
+            self._waiting = {key: why for key, why in self._waiting.items() if key in undecided}
+        self._waiting |= {(job.id, job.attempt): why for job, why in waits}
         await self._store_reasons(waits)
-        return {job.id: why for job, why in waits}
+        return {**known, **{job.id: why for job, why in waits}}
 
     async def _store_reasons(self, waits: Iterable[tuple[JobSummary, Waiting]]) -> None:
         """Store the reasons why jobs wait, if they have changed."""

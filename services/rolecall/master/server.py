@@ -86,6 +86,8 @@ _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submi
 _MAX_PAUSE_S = 5.0
 _SWITCH_S = 0.0005
 """The maximum wait of the event loop for a computing thread. Calls switch threads often, and Python's 5 ms add up."""
+_COLLECT_AFTER = 20_000
+"""The number of new objects after which Python looks for garbage. A pass over a long queue makes thousands."""
 _PROBE = 1 << 16
 """The approximate size of the database's first transaction."""
 _LOG = logging.getLogger(__name__)
@@ -307,6 +309,7 @@ async def _serve(
     # The existing objects stay. A full collection that includes them takes 0.1 s and delays every response.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.handle_exit_signal)
