@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolecall.kit import cache
-from rolecall.kit.cache import build_once, evict, evict_all, make_owner_folder
+from rolecall.kit.cache import build_once, delete_shared_cache, evict, evict_all, make_owner_folder
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
@@ -175,6 +175,17 @@ def test_what_is_no_entry_is_evicted_in_its_turn(tmp_path: Path, name: str, is_f
     assert evict(tmp_path, 1 << 16) == 1 << 16
     assert kept.exists()
     assert not placed.exists()
+
+
+def test_of_the_cache_of_earlier_releases_only_the_entries_are_deleted(tmp_path: Path) -> None:
+    leave(tmp_path / "loader", "key", 1)
+    mine = [tmp_path / name for name in ("readme.txt", "huggingface/token", "huggingface/hub/model", "loader/notes")]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    delete_shared_cache(tmp_path)
+    assert all(path.exists() for path in mine)
+    assert not list((tmp_path / "loader").glob("key*"))
 
 
 @pytest.mark.timeout(20)

@@ -322,6 +322,30 @@ def test_undecided_jobs_go_before_others_of_their_priority_only(monkeypatch: pyt
     assert list(schedule([left, older, urgent], nodes, [], NOW, WINDOW, earlier=earlier)) == ["urgent"]
 
 
+def test_a_job_is_not_held_back_for_one_that_turns_out_to_wait_for_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster([alive(make_node(f"{role}-0", role, 9, cores=9)) for role in RIVALS])
+    monkeypatch.setattr(scheduler, "_BUDGET", 1)
+    first = gang("first", 9, 2, owner="alice")
+    waits = replace(
+        gang("waits", 1, 1, age_s=WINDOW.total_seconds() + 9, owner="alice"),
+        created_at=NOW + WINDOW,
+        resources={Role.TRAINER: Resources(threads=3)},
+    )
+    held = replace(gang("held", 1, 1, owner="bob"), created_at=NOW + 2 * WINDOW)
+
+    def outcomes(earlier: Earlier) -> dict[str, Outcome]:
+        return schedule([first, waits, held], cluster, [], NOW, WINDOW, {"alice": Allowance(3, 0)}, {}, earlier)
+
+    assert cluster.alone(waits.needs)[0], "an earlier pass has found this"
+    one = outcomes(Earlier())
+    assert "waits" not in one
+    waiting = {name: why for name, why in one.items() if isinstance(why, Waiting)}
+    assert waiting["held"].reason.startswith("held back for job waits")
+    two = outcomes(Earlier(waiting, {"waits"}).lasting)
+    assert isinstance(two["waits"], Waiting)
+    assert isinstance(two["held"], GangPlan)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

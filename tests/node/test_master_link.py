@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from tests.clock import ManualClock
@@ -133,6 +133,25 @@ async def test_a_master_that_forgot_the_node_gets_all_again(tmp_path: Path) -> N
             beats, master.has_forgotten = len(master.beats), True
             await told(master, lambda: len(master.specs) == 2 and len(master.beats) > beats)
     assert master.beats[beats].seen == -1
+
+
+async def test_a_check_of_the_machine_that_fails_leaves_the_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It precedes the report of a failed worker, which must not get lost."""
+    master = ScriptedMaster()
+
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await told(master, lambda: master.beats)
+            findings = node.link.findings
+            monkeypatch.setattr(SelfCheck, "run_machine", fail)
+            await node.link.check_machine()
+            assert node.link.findings == findings != ()
+    assert "the check of the machine failed" in caplog.text
 
 
 async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path) -> None:

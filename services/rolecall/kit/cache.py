@@ -111,6 +111,17 @@ def evict_all(caches: Path, max_bytes: int) -> int:
     return _evict(caches, [folder for folder in caches.glob("*") if not folder.is_symlink()], max_bytes)
 
 
+def delete_shared_cache(cache: Path) -> None:
+    """Delete the entries of the cache that earlier releases had for all owners, in which any job could write.
+
+    All other files stay, because this release has nothing there and users may have.
+    """
+    for lock in cache.glob(f"*/*{_LOCK}"):
+        with contextlib.suppress(OSError):
+            if _is_legal(lock) and stat.S_ISREG(lock.lstat().st_mode) and not lock.parent.is_symlink():
+                _delete_unused(lock)
+
+
 def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
     if not max_bytes:
         return 0
@@ -208,9 +219,8 @@ def _delete_unused(lock: Path) -> bool:
 def _delete_stray(path: Path) -> bool:
     with contextlib.suppress(IsADirectoryError, PermissionError):
         path.unlink()
-        return True
     delete_tree(path)
-    return True
+    return not os.path.lexists(path)
 
 
 def _acquire_shared(target: Path) -> bool:

@@ -172,7 +172,7 @@ class Placer:
             self._inputs = inputs
             return self._due_s(now)
         self._inputs = None
-        earlier = self._earlier if holds else Earlier(undecided=self._earlier.undecided)
+        earlier = self._earlier.lasting if holds else Earlier(undecided=self._earlier.undecided)
         cluster = self._cluster_of(inputs.offers)
         search = self._search(inputs.queue, inputs.limits, now, earlier)
         begin_s = self.clock.monotonic()
@@ -208,8 +208,8 @@ class Placer:
         """The jobs for the scheduler. An unchanged job is the same object each time, to be compared cheaply."""
         before, chosen = self._known, self.view.chosen
         self._known = {
-            job.id: known
-            if (known := before.get(job.id)) and known[0] is job and known[1].only == chosen.get(job.id, ())
+            job.id: (job, known[1])
+            if (known := before.get(job.id)) and known[0] == job and known[1].only == chosen.get(job.id, ())
             else (job, _queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)))
             for job in ready
         }

@@ -68,6 +68,14 @@ class Earlier:
     undecided: Collection[str] = frozenset()
     """The jobs that it has not decided."""
 
+    @property
+    def lasting(self) -> "Earlier":
+        """Without the outcomes of jobs held back for an undecided one, which may turn out to hold back none."""
+        if not self.undecided:
+            return self
+        kept = {job: why for job, why in self.waiting.items() if why.cause is not WaitCause.EARLIER_JOB}
+        return Earlier(kept, self.undecided)
+
 
 _NOTHING_EARLIER = Earlier()
 

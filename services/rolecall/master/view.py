@@ -38,8 +38,6 @@ class View:
         self.unreadable: dict[str, str] = {}
         """Live jobs that can't be read, and the reasons."""
         self.unreadable_nodes: dict[str, str] = {}
-        self.version = 0
-        """Increases with every change of the attributes above."""
         self.fresh: set[str] = set()
         """Gangs that were read since the reconciler last emptied this set."""
         self._database = database
@@ -118,7 +116,6 @@ class View:
         queue = {job: one for job, one in queue.items() if job not in aside}
         per_node = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
         named = await jobs.parameters(connection, [job.id for job in per_node]) if per_node else {}
-        before = (self.queue, self.gangs, self.unreadable, self.chosen)
         if among is None:
             among = {*self.queue, *self.gangs, *self.unreadable}
         gone = set(among)
@@ -133,19 +130,16 @@ class View:
         broken = {job: why for job, why in lacking.items() if job not in self.gangs}
         self.unreadable = {job: why for job, why in self.unreadable.items() if job not in gone} | broken
         self.fresh |= {gang.job.id for gang in gangs.found}
-        self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
 
     async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
             return
         found = await nodes.load(connection, among)
-        before = self.nodes
         gone = {*self.nodes, *self.unreadable_nodes} if among is None else set(among)
         kept = {name: one for name, one in self.nodes.items() if name not in gone}
         self.nodes = dict(sorted((kept | found.known).items()))
         broken = {name: why for name, why in self.unreadable_nodes.items() if name not in gone}
         self.unreadable_nodes = broken | found.unreadable
-        self.version += before != self.nodes
 
 
 def _places(gang: Gang) -> list[WorkerPlan]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
-from rolecall.kit.cache import evict, evict_all
+from rolecall.kit.cache import delete_shared_cache, evict_all
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
@@ -101,8 +101,7 @@ class Daemon:
 
     async def _keep_cache(self) -> None:
         """Keep the caches of prepared inputs below their maximum size."""
-        # Earlier releases had one cache for all owners, in which any job could write.
-        await run_in_daemon_thread(evict, self._settings.data / "cache", 1)
+        await run_in_daemon_thread(delete_shared_cache, self._settings.data / "cache")
         while True:
             await run_in_daemon_thread(evict_all, self._settings.caches, read_worker().cache_bytes)
             await asyncio.sleep(_EVICT_EVERY_S)

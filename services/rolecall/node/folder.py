@@ -102,9 +102,13 @@ class Folder:
             self.path.rename(aside)
         except FileNotFoundError:
             return
-        except OSError:
-            aside = self.path  # A job without a sandbox can forbid to move it.
-        start_in_daemon_thread(delete_tree, aside)
+        except OSError:  # A job without a sandbox can forbid to move it.
+            delete_tree(self.path)
+            return
+        try:
+            start_in_daemon_thread(delete_tree, aside)
+        except RuntimeError:  # A job has used up the threads of the machine.
+            delete_tree(aside)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:

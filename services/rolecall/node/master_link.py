@@ -113,6 +113,9 @@ class MasterLink:
                 new = {finding.check: finding for finding in await self._self_check.run_machine(self.spec)}
         except TimeoutError:
             return
+        except Exception:  # noqa: BLE001 - the failure must be reported with or without the check
+            _LOG.exception("the check of the machine failed", extra=self._about("self_check_failed"))
+            return
         self._record(tuple(new.get(finding.check, finding) for finding in self.findings))
 
     async def leave(self) -> None:

@@ -16,7 +16,7 @@ MAX_BIGINT = 2**63 - 1
 MAX_FILES = 100_000
 """The maximum number of files of a job in the blob store."""
 MAX_PARTS = 10_000
-"""The maximum number of files of one checkpoint. The master reads all of them at once, each in 5 µs."""
+"""The maximum number of files of one new checkpoint. The master reads all of them at once, each in 5 µs."""
 
 
 def _in_utc(given: datetime) -> datetime:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS, at_most
+from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, at_most
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -93,7 +93,7 @@ class CheckpointManifest(Value):
 
     attempt: int = Field(ge=0, le=MAX_INTEGER)
     step: int = Field(ge=0, le=MAX_BIGINT)
-    parts: Annotated[tuple[CheckpointPart, ...], at_most(MAX_PARTS)]
+    parts: Annotated[tuple[CheckpointPart, ...], at_most(MAX_FILES)]
     position: Annotated[dict[str, Any], AfterValidator(_check_size)]
     """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False

@@ -22,8 +22,7 @@ from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
-from rolecall.spec.plan import CheckpointManifest
-from rolecall.spec.wire import ArtifactNotice, StreamOffset
+from rolecall.spec.wire import ArtifactNotice, NewCheckpoint, StreamOffset
 
 router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"])
 _OfAttempt = Depends(require_attempt)
@@ -128,7 +127,7 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
     summary="Record a checkpoint",
     responses=documented(409),
 )
-async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest, master: Running) -> Recorded:
+async def record_checkpoint(job: str, attempt: int, manifest: NewCheckpoint, master: Running) -> Recorded:
     """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")

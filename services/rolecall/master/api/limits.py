@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 USER_BYTES = 1 << 20
-WORKER_BYTES = 2 << 20
+WORKER_BYTES = 4 << 20
 """Enough for the manifest of a checkpoint with `MAX_PARTS` parts."""
 NODE_BYTES = 16 << 20
 _UNBOUNDED = ("/streams/", "/blobs/")

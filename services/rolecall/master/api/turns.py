@@ -28,6 +28,8 @@ _MAX_REST_S = 1.0
 _WAIT_S = 10.0
 _MOST_WAITING = 512
 """As many as a token has connections. Clients that hang up leave their calls behind."""
+_JOB = "job "
+"""Before the id of a job whose workers share turns. No token has a name with a space."""
 _INSPECTIONS = ("/timeline", "/stacks", "/profile")
 """These wait for workers, which may not answer, so they don't use up the turns of other calls."""
 
@@ -53,7 +55,8 @@ class CallTurns:
         lane = "large" if is_large else "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
         turns = self._turns.setdefault((token, lane), asyncio.Semaphore(1 if is_large else AT_ONCE))
         if not await self._acquire(token, turns):
-            detail = f"this token already has {AT_ONCE} calls in progress, or one with a large body; try again later"
+            owner = f"the workers of {token} have" if token.startswith(_JOB) else "this token has"
+            detail = f"{owner} {AT_ONCE} calls in progress already, or one with a large body; try again later"
             headers = {"Retry-After": "10", "Connection": "close"}
             await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
             return
@@ -96,7 +99,7 @@ def _limited_token(scope: Scope) -> str | None:
         return None
     if scope["path"].startswith("/internal/"):
         job = admission_of(scope).job if scope["method"] == "POST" else ""
-        return f"job {job}" if job else None  # No token has this name.
+        return f"{_JOB}{job}" if job else None
     caller = admission_of(scope).caller
     # By name, because a token has two secrets while it is rotated.
     return None if caller is None or Scopes.ADMIN in caller.scopes else caller.name
