@@ -134,6 +134,27 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
         [("schedule", "'1f1b' is not a valid value; did you mean '1F1B'?", "GPipe, 1F1B, ")],
     ),
     ("transformer-pipeline", _set("schedule", 3), [("schedule", "it has the wrong type", "GPipe, 1F1B, ")]),
+    ("transformer-pipeline", _set("schedule", {"cvs": "a"}), [("schedule.cvs", "did you mean 'csv'?", "csv, rows")]),
+    ("transformer-pipeline", _set("schedule", {}), [("schedule", "needs either", "")]),
+    ("reinforce", _set("algorithm", {"gamma": 1}), [("algorithm.name", "it is missing", "ppo, reinforce")]),
+    ("embedding-ddp", _set("optimizer", {"lr": 1}), [("optimizer.name", "it is missing", "adam, ")]),
+    (
+        "embedding-ddp",
+        _set("data.numeric", [{"column": "age", "transfrom": "b", "bukets": 3}]),
+        [
+            ("data.numeric.0.transfrom", "did you mean 'transform'?", "buckets, column, log, transform"),
+            ("data.numeric.0.bukets", "did you mean 'buckets'?", "buckets, column, log, transform"),
+        ],
+    ),
+    (
+        "reinforce",
+        _set("environment", {"idd": "CartPole-v1", "kwarg": {}}),
+        [
+            ("environment.id", "it is missing", "string"),
+            ("environment.idd", "did you mean 'id'?", "kwargs"),
+            ("environment.kwarg", "did you mean 'kwargs'?", "kwargs"),
+        ],
+    ),
 ]
 
 

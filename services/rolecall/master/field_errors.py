@@ -17,7 +17,7 @@ MAX_PROBLEMS = 20
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
 _NO_CHOICE = {"enum", "literal_error", _WRONG_KIND}
-_DEEPER = {"union_tag_invalid", "union_tag_not_found"}
+_DEEPER = {"union_tag_invalid", "union_tag_not_found", "extra_forbidden"}
 """Errors of an object's entry that pydantic reports at the object."""
 _READ_CHARS = 8192
 """The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
@@ -109,7 +109,7 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         is_of_job = len(error["loc"]) == 1 and "params" in names
         return unknown(".".join((*prefix, *map(str, inner.path), name)), "field", name, names, _OF_JOB * is_of_job)
     if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
-        return _explain_tag(error, place.schema, path)
+        return _explain_tag(error, schema, place.schema, path)
     if error["loc"] and error["loc"][-1] == "[key]":
         return _explain_key(error, schema, prefix)
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -120,17 +120,27 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         message = f"'{_cut(given, _GIVEN_CHARS)}' is not a valid value{_hint(given, names)}"
     elif error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
-    # A rule about several fields of an object says itself what is valid.
-    of_fields = error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
-    return problem(field, message, error.get("input"), "" if of_fields else legal(schema, place.schema))
+    return problem(field, message, error.get("input"), "" if _is_of_fields(error) else legal(schema, place.schema))
 
 
-def _explain_tag(error: Mapping[str, Any], schema: Schema, path: tuple[str, ...]) -> Problem:
+def _is_of_fields(error: Mapping[str, Any]) -> bool:
+    """True for a rule about several fields of an object, which says itself what is valid."""
+    return error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
+
+
+def _owner(error: Mapping[str, Any]) -> Sequence[str | int]:
+    """The `loc` of the error, or that of the object with the unknown field."""
+    return error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+
+
+def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> Problem:
     """The problem of a union whose field that names the alternative is missing or unknown."""
     context: Mapping[str, Any] = error["ctx"]
     known = cast(Mapping[str, str], schema.get("discriminator", {}))
     name = known.get("propertyName") or str(context["discriminator"]).strip("'")
-    tags = list(_tags(schema)) or str(context.get("expected_tags", "")).replace("'", "").split(", ")
+    choices = (choice.get("properties", {}) for choice in _choices(root, schema))
+    names = [str(tag) for fields in choices if name in fields for tag in _members(_resolved(root, fields[name]))]
+    tags = list(dict.fromkeys(names)) or str(context.get("expected_tags", "")).replace("'", "").split(", ")
     field = ".".join((*path, name))
     if error["type"] == "union_tag_not_found":
         return problem(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
@@ -158,11 +168,11 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
-    places = [locate(schema, error["loc"]) for error in errors[:_READ_ERRORS]]
+    places = [locate(schema, _owner(error)) for error in errors[:_READ_ERRORS]]
     unions: dict[Path, dict[str | int, list[bool]]] = {}
     for error, place in zip(errors, places, strict=False):
         for depth, label in place.alternatives:
-            is_other_kind = len(place.path) == depth and error["type"] not in _DEEPER
+            is_other_kind = len(place.path) == depth and not (error["type"] in _DEEPER or _is_of_fields(error))
             unions.setdefault(place.path[:depth], {}).setdefault(label, []).append(is_other_kind)
     fitting = {at: {one for one, others in union.items() if not any(others)} for at, union in unions.items()}
     kept, merged = list[Mapping[str, Any]](), set[Path]()
@@ -209,7 +219,8 @@ def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
             here = _resolved(root, inner)
             path.append(part)
         elif "anyOf" in here or "oneOf" in here:
-            named = (one for one in _choices(root, here)[1:] if one.get("title") == part)
+            title = str(part).rstrip("]").rpartition(", ")[2]  # With a validator: function-after[check(), Title].
+            named = (one for one in _choices(root, here)[1:] if one.get("title") == title)
             alternatives.append((len(path), part))
             here = next(named, here)
         elif here or not alternatives:
