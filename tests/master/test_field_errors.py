@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Annotated, Any, Self
 
 import pytest
-from pydantic import ValidationError, WrapValidator, model_validator
+from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
@@ -47,12 +47,31 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
 class _Range(Params):
     low: int
     high: int
+    names: list[Annotated[str, Field(max_length=2)]] = Field(["a"], min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.low > self.high:
             raise ValueError(f"low must be at most high ({self.high})")
         return self
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"low": "x", "high": 1}, "it must be an integer"),
+        ({"low": 1.5, "high": 1}, "it must be an integer, got a number with a fractional part"),
+        ({"low": 1, "high": []}, "it must be an integer"),
+        ({"low": 1, "high": 2, "names": []}, "it must have at least 1 item, not 0"),
+        ({"low": 1, "high": 2, "names": 3}, "it must be a list"),
+        ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters"),
+    ],
+)
+def test_a_wrong_value_is_told_in_plain_words(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Range.model_validate(values)
+    (problem,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
+    assert problem["message"] == message
 
 
 def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:

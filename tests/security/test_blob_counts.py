@@ -51,6 +51,7 @@ async def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
         names = [f"trainer-{number:04}" for number in range(10_000)]
         parts = [PART | {"name": name, "blob": f"12/step-{1:012}-{name}.safetensors"} for name in names]
         assert await record("checkpoints", manifest | {"parts": parts}) == 409, "a gang of 10,000 workers"
+        assert await record("checkpoints", manifest | {"parts": [*parts, parts[0]]}) == 422
         notice: dict[str, Any] = {"name": "model", "blob": "1/part", "size": 1}
         assert await record("artifacts", notice | {"sha256": "0" * 64}) == 409
         for digest in ("0" * 63, "x" * 64, "A" * 64, "\r\n" + "0" * 62, "0" * 64 + "\n"):

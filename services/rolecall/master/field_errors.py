@@ -1,6 +1,7 @@
 """The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,6 +28,7 @@ _MESSAGE_CHARS = 2000
 # The time of the search for similar names grows with the product of both.
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
+_SUBJECT = re.compile("^(Input|String|Bytes|List|Tuple|Set|Dictionary|Value) should")
 _OF_JOB = "; the workload's parameters belong in 'params'"
 _KINDS = {"object": "an object", "array": "a list"}
 _BOUNDS = {
@@ -112,7 +114,7 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         return _explain_tag(error, schema, place.schema, path)
     if error["loc"] and error["loc"][-1] == "[key]":
         return _explain_key(error, schema, prefix)
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = _worded(str(error["msg"]))
     if error["type"] == "missing":
         return problem(field, "it is missing", None, legal(schema, place.schema))
     names = [str(one) for choice in _choices(schema, place.schema) for one in _members(choice)]
@@ -121,6 +123,12 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     elif error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
     return problem(field, message, error.get("input"), "" if _is_of_fields(error) else legal(schema, place.schema))
+
+
+def _worded(message: str) -> str:
+    """A message of pydantic about a value, in the words of the other messages."""
+    message = message.removeprefix("Value error, ").partition(", unable to parse")[0].replace(" after validation", "")
+    return _SUBJECT.sub("it must", message).replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
 def _is_of_fields(error: Mapping[str, Any]) -> bool:

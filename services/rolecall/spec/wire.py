@@ -1,14 +1,14 @@
 """The messages between nodes, workers and the master (below `/internal/`)."""
 
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from rolecall.spec.bounds import MAX_BIGINT, MAX_PARTS, AwareMoment, at_most
+from rolecall.spec.bounds import MAX_BIGINT, AwareMoment
 from rolecall.spec.finding import Finding
 from rolecall.spec.inspection import Inspection
 from rolecall.spec.model import Value
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart, WorkerLaunch
+from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
 
@@ -129,12 +129,6 @@ class StreamOffset(Value):
     """The bytes of a log or progress stream that the master has: the offset of the next chunk."""
 
     size: int
-
-
-class NewCheckpoint(CheckpointManifest):
-    """A worker's notice that all parts of a checkpoint are complete."""
-
-    parts: Annotated[tuple[CheckpointPart, ...], at_most(MAX_PARTS)]
 
 
 class ArtifactNotice(Value):

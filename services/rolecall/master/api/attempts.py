@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
@@ -19,13 +19,24 @@ from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
-from rolecall.spec.wire import ArtifactNotice, NewCheckpoint, StreamOffset
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.wire import ArtifactNotice, StreamOffset
 
 router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"])
 _OfAttempt = Depends(require_attempt)
+
+
+def _check_parts(manifest: CheckpointManifest) -> CheckpointManifest:
+    """Raise `ValueError` for too many parts. Stored manifests of earlier releases can have more."""
+    if len(manifest.parts) > MAX_PARTS:
+        raise ValueError(f"a checkpoint has at most {MAX_PARTS:,} parts, and this one has {len(manifest.parts):,}")
+    return manifest
+
+
+_NewManifest = Annotated[CheckpointManifest, AfterValidator(_check_parts)]
 
 
 class BlobReceipt(Value):
@@ -127,7 +138,7 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
     summary="Record a checkpoint",
     responses=documented(409),
 )
-async def record_checkpoint(job: str, attempt: int, manifest: NewCheckpoint, master: Running) -> Recorded:
+async def record_checkpoint(job: str, attempt: int, manifest: _NewManifest, master: Running) -> Recorded:
     """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
