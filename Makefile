@@ -78,7 +78,7 @@ audit: $(INSTALLED)  ## Look the locked versions up in the advisory database (ne
 	$(BIN)/pip-audit --disable-pip --require-hashes --requirement requirements-runtime.lock
 
 sbom: $(INSTALLED)  ## Write build/sbom.json: the Python packages of the images, in CycloneDX's format
-	$(BIN)/pip install --quiet cyclonedx-bom
+	$(BIN)/pip install --quiet cyclonedx-bom==7.5.0
 	mkdir -p build
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file build/sbom.json requirements-runtime.lock
 

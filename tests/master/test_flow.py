@@ -77,6 +77,33 @@ async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_
         assert [attempt["state"] for attempt in document["attempts"]] == ["failed", "failed"]
 
 
+async def test_a_sweep_that_hangs_delays_neither_placement_nor_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps, may_end = asyncio.Event(), asyncio.Event()
+
+    async def hang(*_: Any) -> int:
+        sweeps.set()
+        await may_end.wait()
+        return 0
+
+    monkeypatch.setattr(Blobs, "sweep", hang)
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        first = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await node.say(worker, WorkerState.SUCCEEDED)
+        async with asyncio.timeout(20):
+            await client.until(first, "succeeded")
+            await sweeps.wait()
+            second = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
+            await client.until(second, "placed")
+            assert (await client.http.get("/healthz")).status_code == 200
+        assert not may_end.is_set()
+        may_end.set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failures", [0, 3], ids=["at once", "by a store that fails at first"])
 async def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(

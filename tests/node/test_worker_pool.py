@@ -40,6 +40,8 @@ class Played:
     processes: dict[str, subprocess.Popen[bytes]]
     passes: list[None]
     """Has an element for each pass of the pool's loop."""
+    checked: list[set[WorkerState]]
+    """The states of all workers at each check of the machine."""
 
     async def fork(self) -> ForkRequest:
         """Fork the worker that the node asks for next."""
@@ -114,15 +116,20 @@ async def played(master: ScriptedMaster, tmp_path: Path, monkeypatch: pytest.Mon
     forks._ready.set()
     requests, answers = await asyncio.open_connection(sock=theirs)
     processes: dict[str, subprocess.Popen[bytes]] = {}
+    checked: list[set[WorkerState]] = []
+
+    async def before_failure() -> None:
+        checked.append({worker.report.state for worker in pool.workers.values()})
+
     try:
         async with asyncio.TaskGroup() as tasks:
             pool = WorkerPool(
                 settings, client, Contact(60.0), forks, Route("lo", "127.0.0.1"),
                 work=tmp_path, tasks=tasks, changed=lambda: None,
-                before_failure=lambda: asyncio.sleep(0), clock=clock,
+                before_failure=before_failure, clock=clock,
             )  # fmt: skip
             reconciling = tasks.create_task(pool.reconcile())
-            yield Played(pool, forks, requests, processes, passes)
+            yield Played(pool, forks, requests, processes, passes, checked)
             reconciling.cancel()
             pool.cancel()
     finally:
@@ -197,6 +204,16 @@ async def test_a_worker_that_cant_be_told_the_port_of_its_gang_fails_with_the_re
     assert await played.dies(key)
     played.exits(key, -9)
     assert "its gang's port could not be written" in await played.until(key, WorkerState.FAILED)
+
+
+async def test_the_machine_is_checked_before_a_failed_worker_is_reported(played: Played) -> None:
+    succeeds, fails = [await played.run(launch(job, "stay")) for job in "ab"]
+    played.exits(succeeds)
+    await played.until(succeeds, WorkerState.SUCCEEDED)
+    assert played.checked == []
+    played.exits(fails, 1)
+    await played.until(fails, WorkerState.FAILED)
+    assert played.checked == [{WorkerState.SUCCEEDED, WorkerState.RUNNING}]
 
 
 async def test_killing_all_spares_those_that_have_ended_and_the_first_reason_counts(played: Played) -> None:

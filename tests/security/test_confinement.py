@@ -129,7 +129,8 @@ def test_a_job_that_leaves_its_folder_is_told_about_the_sandbox(suspicious: Clus
 def test_nobody_else_reaches_a_running_gang(suspicious: Cluster, rows: Path) -> None:
     job = suspicious.submit(long_job(rows, trainers=1))
     document = suspicious.until(job, past_step(20), 120)
-    programs = psutil.Process(suspicious.process.pid).children(recursive=True)
+    local = psutil.Process(suspicious.process.pid)
+    programs = [local, *local.children(recursive=True)]
     pids = {worker["pid"] for worker in document["attempts"][-1]["workers"]}
     assert {*pids, *suspicious.pids.values()} < {program.pid for program in programs}, "there are fork servers as well"
     listeners = {(program.pid, address) for program in programs for address in _listeners(program)}

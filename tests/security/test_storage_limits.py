@@ -7,6 +7,7 @@ import pytest
 from tests.master.harness import (
     NODE_TOKEN,
     ONE_TRAINER,
+    Client,
     ManualClock,
     accepted,
     bearer,
@@ -96,7 +97,8 @@ async def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".upload-*"))
 
 
-async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["artifacts", "checkpoints"])
+async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_path: Path, kind: str) -> None:
     async with on_master(tmp_path, max_job_bytes=100, blob_url=(tmp_path / "store").as_uri()) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
@@ -104,12 +106,22 @@ async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_p
         (tmp_path / "store" / job / "1").mkdir(parents=True)
         for name in ("a", "b"):
             (tmp_path / "store" / job / "1" / name).write_bytes(bytes(60))
-        notices = [{"name": name, "blob": f"1/{name}", "size": 60, "sha256": "0" * 64} for name in ("a", "b")]
-        answers = [await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice) for notice in notices]
+        answers = [await record(client, kind, job, name, 60) for name in ("a", "b")]
         assert [answer.status_code for answer in answers] == [201, 413]
 
 
-async def test_below_a_blob_url_the_limit_of_a_token_holds_when_something_is_recorded(tmp_path: Path) -> None:
+async def record(client: Client, kind: str, job: str, name: str, size: int) -> httpx.Response:
+    """Record a blob as an artifact, or as the only part of a checkpoint of its own."""
+    notice = {"name": name, "blob": f"1/{name}", "size": size, "sha256": "0" * 64}
+    manifest = {"attempt": 1, "step": ord(name), "parts": [notice], "position": {}}
+    body = notice if kind == "artifacts" else manifest
+    return await client.worker("POST", job, 1, f"/attempts/1/{kind}", json=body)
+
+
+@pytest.mark.parametrize("kind", ["artifacts", "checkpoints"])
+async def test_below_a_blob_url_the_limit_of_a_token_holds_when_something_is_recorded(
+    tmp_path: Path, kind: str
+) -> None:
     async with on_master(tmp_path, blob_url=(tmp_path / "store").as_uri()) as client:
         node = await one_trainer(client)
         alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=10_000)
@@ -119,8 +131,7 @@ async def test_below_a_blob_url_the_limit_of_a_token_holds_when_something_is_rec
         answers: list[httpx.Response] = []
         for name in ("a", "b"):
             (tmp_path / "store" / job / "1" / name).write_bytes(bytes(15_000))
-            notice = {"name": name, "blob": f"1/{name}", "size": 15_000, "sha256": "0" * 64}
-            answers.append(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice))
+            answers.append(await record(client, kind, job, name, 15_000))
         assert [answer.status_code for answer in answers] == [201, 413]
         assert "more than 2 times its max_stored_bytes" in answers[1].json()["detail"]
 
