@@ -1,9 +1,11 @@
-"""Bodies of `POST /jobs` for the cluster's tests."""
+"""Bodies of `POST /jobs` for the cluster's tests, and what they look at in documents."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import Cluster
+from tests.containers import until
 from tests.rows import COLUMNS
 
 
@@ -33,6 +35,17 @@ def long_job(rows: Path, *, trainers: int = 2, max_steps: int = 1_000_000, **par
 def past_step(step: int) -> Callable[[dict[str, Any]], bool]:
     """Whether a job runs and has done more than `step` steps."""
     return lambda document: document["state"] == "running" and document["progress"]["step"] > step
+
+
+def spans(cluster: Cluster, job: str, worker: str) -> set[str]:
+    """The names of the pieces of work in the last steps of a worker of an ended job."""
+
+    def sent() -> set[str]:
+        shown = cluster.client.get(f"/jobs/{job}/timeline").raise_for_status().json()["workers"]
+        own = (one["spans"] for one in shown if f"{one['role']}-{one['role_rank']}" == worker)
+        return {span[0] for found in own for span in found}
+
+    return until(sent, 10)  # Its node sends them after the worker's end.
 
 
 def workers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:

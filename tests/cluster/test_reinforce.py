@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 from safetensors.torch import load as load_tensors
-from tests.cluster.jobs import past_step, workers
+from tests.cluster.jobs import past_step, spans, workers
 from tests.conftest import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -88,6 +88,8 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
     series = json.dumps(watched.client.get(f"/jobs/{submitted}/metrics").json())
     assert "observer_0_return" in series
     assert "observer_1_return" in series
+    assert spans(watched, submitted, "observer-0") >= {"act", "rollout"}
+    assert spans(watched, submitted, "master-0") >= {"learn", "rollout"}
     with Image.open(io.BytesIO(artifact(watched, submitted, "episode.gif"))) as movie:
         assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 30

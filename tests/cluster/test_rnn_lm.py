@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.cluster.jobs import past_step, workers
+from tests.cluster.jobs import past_step, spans, workers
 from tests.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -47,6 +47,7 @@ def test_the_example_reaches_the_perplexity_of_one_process(cluster: Cluster) -> 
     assert len(sample.split()) > 100
     series = cluster.client.get(f"/jobs/{job}/metrics").json()
     assert "validation_perplexity" in json.dumps(series)
+    assert spans(cluster, job, "trainer-0") >= {"data", "look-up", "forward", "backward", "apply"}
 
 
 def exact_job() -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.options import Json
 from rolecall.cli.output import out, print_json
 from rolecall.kit.csv_schedules import MAX_BYTES, format_schedule, parse_schedule
 from rolecall.kit.divisors import nearest
@@ -52,7 +51,7 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
     virtual_stages: VirtualStages = None,
     svg: Svg = None,
     csv: Csv = None,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the schedule as JSON.")] = False,
 ) -> None:
     """Draw a pipeline schedule and compute its bubble, without a cluster.
 

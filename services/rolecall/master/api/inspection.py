@@ -50,7 +50,7 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
     dependencies=_SEES,
     summary="Show what the workers did in their recent steps",
     response_model=TimelineDocument,
-    responses={200: {"content": {"image/svg+xml": {}}}, **documented(409)},
+    responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **documented(409)},
 )
 async def show_timeline(
     job: str,
