@@ -294,7 +294,9 @@ async def test_clear_text_that_leaves_the_machine_is_a_warning(
 ) -> None:
     master = ScriptedMaster()
     master.boot_id = boot_id
-    settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
+    settings = NodeSettings(
+        role=Role.TRAINER, name="n", master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN)
+    )
     client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
     with master.serving():
         found, _ = await SelfCheck(settings, client, GpuInventory(0, 0)).run(make_node("trainer-0", Role.TRAINER))
