@@ -220,7 +220,7 @@ async def call_with_wrong_parameters(prober: Prober, operation: Operation) -> No
 
 async def call_with_wrong_bodies(prober: Prober, operation: Operation) -> None:
     if "requestBody" in OPERATIONS[operation]:
-        size = (17 if "/internal/nodes" in operation[1] else 3 if "/internal/" in operation[1] else 2) << 20
+        size = (17 if "/internal/nodes" in operation[1] else 5 if "/internal/" in operation[1] else 2) << 20
         json = {"Content-Type": "application/json"}
         for content in (b"{", b'{"strange": 1, "steps": "x"}', b"[]", b" " * size):
             await prober.call(operation, content=content, headers=json)
