@@ -76,7 +76,7 @@ def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path:
     document = stages.wait_for(job, "succeeded", 480)
     assert document["result"]["test_accuracy"] > 0.65
     assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
-    assert spans(stages, job, "stage-0") >= {"F", "B", "send", "wait"}
+    assert spans(stages, job, "stage-0") >= {"F", "I", "W", "send", "wait"}
     assert "cut before " in stages.client.get(f"/jobs/{job}/events").text
     assert "validation_accuracy" in json.dumps(stages.client.get(f"/jobs/{job}/metrics").json())
     asked = (
