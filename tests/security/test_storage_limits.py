@@ -74,10 +74,19 @@ async def test_below_half_of_the_reserve_users_can_only_free_space(tmp_path: Pat
                 assert "ROLECALL_RESERVE_BYTES" in refused[0].json()["detail"]
                 assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
                 await node.say(worker, WorkerState.RUNNING)
-                assert await node.progress(worker, line("step", step=7, metrics={"loss": 1.0})) > 0
+                size = await node.progress(worker, line("step", step=7, metrics={"loss": 1.0}))
                 assert (await client.job(reported))["progress"]["step"] == 7
-                await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
-                await client.until(reported, "succeeded")
+                with filled(tmp_path / "data", but=3 << 20):  # less than a quarter
+                    clock.advance(2)
+                    refused = await client.http.put(
+                        f"/internal/jobs/{reported}/attempts/1/ranks/0/streams/progress?offset={size}",
+                        headers=bearer(NODE_TOKEN),
+                        content=line("step", step=8).model_dump_json().encode() + b"\n",
+                    )
+                    assert refused.status_code == 507
+                    await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+                    await client.until(reported, "succeeded")
+                clock.advance(2)
                 assert (await client.user("GET", f"/jobs/{reported}/metrics")).json()["series"]
 
 
