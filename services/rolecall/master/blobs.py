@@ -15,6 +15,7 @@ from typing import IO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from rolecall.durable_files import sync
 from rolecall.edge.logs import about
 from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
@@ -239,7 +240,7 @@ class _Upload:
         os.fsync(self._file.fileno())
         os.replace(self._file.name, self._path)
         for folder in self._path.parents:
-            _sync_folder(folder)
+            sync(folder)
             if folder == self._root:
                 break
 
@@ -248,14 +249,6 @@ class _Upload:
         with suppress(OSError):  # of a full volume, where buffered data can't be written
             self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checked(blob: str) -> str:

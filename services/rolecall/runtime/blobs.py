@@ -1,7 +1,6 @@
 """The storage of checkpoints and artifacts: an operator's fsspec URL, or the master's volume."""
 
 import hashlib
-import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.daemon_thread import start_in_daemon_thread
+from rolecall.durable_files import sync
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest
@@ -151,12 +151,3 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,8 +16,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from rolecall.durable_files import sync
 from rolecall.edge.logs import about
-from rolecall.runtime.blobs import JobBlobs, Records, sha256_of, sync
+from rolecall.runtime.blobs import JobBlobs, Records, sha256_of
 from rolecall.runtime.measuring import measurements
 from rolecall.spec import metric
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
