@@ -1,6 +1,6 @@
 """Middleware that lets each user and each job have few calls in progress, so that their calls delay only their own.
 
-Python runs one thread at a time. A body of 1 MiB keeps the event loop busy for up to 0.3 s, and everyone waits for it,
+Python runs one thread at a time. A body of 1 MiB keeps the event loop busy for up to 0.2 s, and everyone waits for it,
 nodes included. Users also share the threads that check and plan jobs, and connections to the database.
 """
 
