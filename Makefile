@@ -19,9 +19,10 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-	--no-emit-index-url --no-emit-find-links --generate-hashes pyproject.toml
+	--no-emit-index-url --no-emit-find-links --generate-hashes
 PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
-WITH_DEV = --upgrade --group pyproject.toml:dev -
+WITH_DEV = --upgrade --group pyproject.toml:dev pyproject.toml -
+BUILD_REQUIRES = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu bench check lock audit sbom clean
@@ -67,10 +68,12 @@ check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-lock: $(INSTALLED)  ## Resolve requirements.lock, requirements-runtime.lock (its part for the images) and requirements-lowest.lock again
+lock: $(INSTALLED)  ## Resolve the locks again: requirements.lock, its parts for the images and for building the wheel, and the lowest versions
 	$(BIN)/pip install --quiet uv
 	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) $(WITH_DEV) --output-file requirements.lock
-	$(RESOLVE) --extra otel --extra mlflow --extra tensorboard --constraint requirements.lock --output-file requirements-runtime.lock
+	$(RESOLVE) --extra otel --extra mlflow --extra tensorboard --constraint requirements.lock pyproject.toml \
+		--output-file requirements-runtime.lock
+	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(RESOLVE) --constraint requirements.lock --output-file requirements-build.lock -
 	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) $(WITH_DEV) --output-file requirements-lowest.lock
 
 audit: $(INSTALLED)  ## Look the locked versions up in the advisory database (needs the internet)

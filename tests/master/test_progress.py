@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result
+from rolecall.master.progress import ProgressBook
+from rolecall.master.progress_lines import Latest, advance, is_newer, parse, result
 from rolecall.master.store import jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
@@ -103,4 +104,30 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
     assert book.of_job("toy-1", 1) is None
     await book.ingest(database, KEY)
     assert (book.of_job("toy-1", 1) or Progress()).step == 3, "a restarted master reads the stream again"
+    await database.close()
+
+
+async def test_names_of_values_are_saved_while_a_stream_is_read(tmp_path: Path) -> None:
+    def step(number: int, *names: str) -> bytes:
+        return progress_line("step", step=number, metrics=dict.fromkeys(names, 0.5)).model_dump_json().encode() + b"\n"
+
+    async def append(data: bytes) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield data
+
+        await streams.append(KEY, streams.size(KEY), chunks())
+        await ProgressBook(streams).ingest(database, KEY)  # as after a restart of the master
+
+    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    await database.migrate()
+    assert streams.saved_names(KEY) == (0, set())
+    await append(step(1, "loss") + step(2, "loss", "auc"))
+    assert streams.saved_names(KEY) == (streams.size(KEY), {"loss", "auc"})
+    before = streams.size(KEY)
+    await append(step(3, "loss"))
+    assert streams.saved_names(KEY) == (before, {"loss", "auc"}), "not for each line"
+    await append(b"".join(step(number, "loss") for number in range(4, 300)))
+    end, names = streams.saved_names(KEY)
+    assert streams.size(KEY) - (8 << 10) < end <= streams.size(KEY)
+    assert names == {"loss", "auc"}
     await database.close()

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from rolecall.master.progress_lines import parse
 from rolecall.master.series import SeriesBook, series
+from rolecall.master.series_names import SeriesNames
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.role import Role
 
@@ -86,6 +88,21 @@ async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: 
     assert len(await found()) == 4
     await append(streams, keys[0], rest[-5:])
     assert await found() == [(1, 1), (1, 2), (2, 0)]
+
+
+async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_not_show(tmp_path: Path) -> None:
+    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    keys = [StreamKey("toy-1", 1, rank, "progress") for rank in range(20)]
+    for key in keys:
+        lines = b"".join((SCORED if key.rank == 7 and step == 5 else LINE) % step + b"\n" for step in range(2000))
+        await append(streams, key, lines)
+        batch = parse(key, streams.lines(key), 0)
+        SeriesNames(streams, key).save(batch.steps, len(lines))
+    before = bytes_read()
+    assert [key.rank for key in await SeriesBook(streams).lowest_ranks(keys)] == [0, 7]
+    assert bytes_read() - before < 20 << 10
+    await append(streams, keys[3], LINE.replace(b"loss", b"accuracy") % 2000 + b"\n")
+    assert [key.rank for key in await SeriesBook(streams).lowest_ranks(keys)] == [0, 3, 7]
 
 
 async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_path: Path) -> None:

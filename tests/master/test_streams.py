@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.master.progress import parse
+from rolecall.master.progress_lines import parse
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.errors import NotFound
 

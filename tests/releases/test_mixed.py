@@ -26,7 +26,7 @@ from tests.master.harness import make_node as make_spec
 
 from rolecall import __version__
 from rolecall.master import catalogue
-from rolecall.master.progress import parse_line
+from rolecall.master.progress_lines import parse_line
 from rolecall.node.reconcile import Actual, Ask, Key, actions
 from rolecall.spec.errors import SettingsError, WorkloadError
 from rolecall.spec.finding import Finding, Level

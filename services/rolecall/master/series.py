@@ -2,13 +2,13 @@
 
 import asyncio
 import math
-import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Generic, Self, TypeVar
 
-from rolecall.master.progress import is_incomplete, plotted, point
+from rolecall.master.progress_lines import is_incomplete, plotted, point
+from rolecall.master.series_names import SeriesNames
 from rolecall.master.streams import StreamKey, Streams
 
 _ENDING = 1000
@@ -19,12 +19,8 @@ _SERIES_OVERHEAD = 64 << 10
 """Bytes that count for each series besides its lines, so that there are at most about 1,000."""
 _LINE_OVERHEAD = 150
 """About the bytes that Python needs to keep a line, besides its text."""
-_MOST_NAMES, _MOST_NAMES_OF_ALL = 1000, 200_000
-"""The maximum numbers of names of one stream and of all streams."""
-_NUMBER = re.compile(rb'":-?[0-9][0-9.e+-]*')
-"""The end of a name, and a number: in these, two lines with the same names can differ."""
-_COORDINATES = frozenset({"at", "step"})
-
+_MOST_NAMES = 200_000
+"""The maximum number of names of all streams."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -63,7 +59,7 @@ class SeriesBook:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._lock = asyncio.Lock()
-        self._names = _Recent[StreamKey, _Names](_MOST_NAMES_OF_ALL)
+        self._names = _Recent[StreamKey, SeriesNames](_MOST_NAMES)
         self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
 
     async def of_stream(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
@@ -87,10 +83,14 @@ class SeriesBook:
 
     async def _names_in(self, key: StreamKey) -> set[str]:
         async with self._lock:
-            one = self._names.take(key) or _Names()
-            await asyncio.to_thread(lambda: one.feed(self._lines(key, one.end)))
+            known = self._names.take(key)
+            one = await asyncio.to_thread(self._read_names, key, known)
             self._names.keep(key, one, 1 + len(one.names))
             return one.names
+
+    def _read_names(self, key: StreamKey, known: SeriesNames | None) -> SeriesNames:
+        one = known or SeriesNames(self._streams, key)
+        return one.feed(self._lines(key, one.end))
 
     def _lines(self, key: StreamKey, start: int) -> Iterator[bytes]:
         return takewhile(lambda raw: not is_incomplete(raw), self._streams.lines(key, start))
@@ -131,26 +131,6 @@ class _Series:
         last = next(((place, raw) for place, raw in reversed(self._ending) if any(plotted([raw]))), None)
         kept |= [last] if last is not None else []
         return [point(line) for line in plotted(raw for _, raw in sorted(kept.items()))]
-
-
-class _Names:
-    """The names of the values in one stream. Parses only one of the lines that differ in nothing but numbers."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        """The offset of the next line."""
-        self.names = set[str]()
-        self._shapes = set[int]()
-
-    def feed(self, lines: Iterable[bytes]) -> None:
-        for raw in lines:
-            self.end += len(raw)
-            shape = hash(_NUMBER.sub(b'":', raw))
-            if shape not in self._shapes and max(len(self._shapes), len(self.names)) < _MOST_NAMES:
-                self._shapes.add(shape)
-                for line in plotted([raw]):
-                    found = [name for name, value in point(line).items() if value is not None]
-                    self.names |= set(found[:_MOST_NAMES]) - _COORDINATES
 
 
 class _Thinned:

@@ -1,6 +1,7 @@
 """Logs, progress and last timelines of workers on the master's volume. They arrive in chunks, each at its offset."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from rolecall.spec.timeline import WINDOW_BYTES
 
 Kind = Literal["log", "progress", "timeline"]
 _FILES: dict[Kind, str] = {"progress": "progress.jsonl", "timeline": "timeline.json"}
+_NAMES_FILE = "names.json"
 MAX_LINE_BYTES = 1 << 20
 """Progress lines are shorter. The result of `preflight` has findings for each pair of nodes."""
 _TAIL_BYTES = 8 << 20
@@ -111,6 +113,22 @@ class Streams:
                 file.seek(start)
                 while chunk := file.readline(MAX_LINE_BYTES):
                     yield chunk
+
+    def saved_names(self, key: StreamKey) -> tuple[int, set[str]]:
+        """The offset up to which the names of a progress stream's values are saved, and the names. Blocks."""
+        try:
+            end, names = json.loads((self._folder(key) / _NAMES_FILE).read_bytes())
+        except (FileNotFoundError, ValueError):  # A machine that stops can leave a file without its content.
+            return 0, set()
+        return end, set(names)
+
+    def save_names(self, key: StreamKey, end: int, names: set[str]) -> None:
+        """Replace what `saved_names` returns. Blocks."""
+        path = self._folder(key) / _NAMES_FILE
+        written = path.with_suffix(".new")
+        with suppress(FileNotFoundError):  # The job has been deleted.
+            written.write_text(json.dumps([end, sorted(names)]), encoding="ascii")
+            written.replace(path)
 
     def read_timeline(self, key: StreamKey) -> bytes:
         """The window that an ended worker left; empty if there is none. Blocks."""

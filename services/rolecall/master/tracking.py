@@ -11,7 +11,7 @@ from rolecall.master.bounded_cache import BoundedCache
 from rolecall.master.clock import Clock
 from rolecall.master.documents import job_document
 from rolecall.master.exporter import Accepted, Rejected
-from rolecall.master.progress import steps_from
+from rolecall.master.progress_lines import steps_from
 from rolecall.master.store import attempts, checkpoints, jobs, labels, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import WorkerRecord
