@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
@@ -61,7 +62,7 @@ class Recorded(Value):
     responses=documented(409),
 )
 async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
-    job: str,
+    job: JobId,
     attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
     rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
     kind: Kind,
@@ -94,7 +95,7 @@ async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
     responses=documented(400, 409, 413),
 )
 async def put_blob(  # noqa: PLR0917 - the framework passes by name
-    job: str,
+    job: JobId,
     attempt: int,
     name: str,
     request: Request,
@@ -123,7 +124,7 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     response_class=StreamingResponse,
     responses=documented(409),
 )
-async def get_blob(job: str, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
+async def get_blob(job: JobId, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
     """Return a blob's content to a worker of the job's current attempt."""
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
@@ -138,7 +139,7 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
     summary="Record a checkpoint",
     responses=documented(409),
 )
-async def record_checkpoint(job: str, attempt: int, manifest: _NewManifest, master: Running) -> Recorded:
+async def record_checkpoint(job: JobId, attempt: int, manifest: _NewManifest, master: Running) -> Recorded:
     """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
@@ -160,7 +161,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: _NewManifest, mast
     summary="Record an artifact",
     responses=documented(409),
 )
-async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
+async def record_artifact(job: JobId, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
     """Record a blob as an artifact that users can download by its name."""
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 async def list_audit(
     master: Running,
     after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries.")] = 100,
 ) -> AuditPage:
     """Return the entries with ids above `after`, oldest first. Without `after`, return the newest ones."""
     async with master.database.read() as connection:

@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.program import master_of
 from rolecall.master.refusals import Refusal
@@ -182,13 +183,13 @@ async def needs_reader(caller: Annotated[Principal, Depends(authenticate_page)])
     _check_scopes(caller, USERS)
 
 
-async def sees_job(job: str, master: Running, caller: Caller) -> None:
+async def sees_job(job: JobId, master: Running, caller: Caller) -> None:
     """A dependency that answers 404 for jobs that the caller can't see, as for jobs that don't exist."""
     if not caller.reads_all and not caller.sees(await _owner(master, job)):
         raise jobs.unknown(job)
 
 
-async def controls_job(job: str, master: Running, caller: Caller) -> None:
+async def controls_job(job: JobId, master: Running, caller: Caller) -> None:
     """A dependency that answers 404 for jobs that the caller can't see, and 403 for jobs that it can't change."""
     owner = await _owner(master, job)
     if not caller.sees(owner):

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -49,7 +50,9 @@ async def list_workloads(master: Running) -> WorkloadList:
 
 
 @router.get("/workloads/{name}", summary="Show a workload")
-async def show_workload(name: str, master: Running) -> WorkloadDocument:
+async def show_workload(
+    name: Annotated[str, Path(description="The workload's name.")], master: Running
+) -> WorkloadDocument:
     """Return the workload's roles and the JSON schema of its parameters."""
     return _workload(master.catalogue, master.catalogue.get(name).name)
 

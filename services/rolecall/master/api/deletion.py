@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, controls_job, needs
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.parameters import JobId
 from rolecall.master.store import deletion, jobs
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
@@ -47,7 +49,12 @@ async def prune_jobs(request: PruneRequest, master: Running, caller: Caller) -> 
 @router.delete(
     "/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job", responses=documented(409)
 )
-async def delete_job(job: str, master: Running, caller: Caller, force: bool = False) -> None:
+async def delete_job(
+    job: JobId,
+    master: Running,
+    caller: Caller,
+    force: Annotated[bool, Query(description="Cancel the job first if it has not ended.")] = False,
+) -> None:
     """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 
     The job is hidden immediately, and its files are deleted soon after. Deleting it again changes nothing.

@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
@@ -42,12 +43,16 @@ _ARCHIVE = {
     responses={**_RESPONSES, **documented(416)},
 )
 async def download_artifact(  # noqa: PLR0917 - the framework passes by name
-    job: str,
-    name: str,
+    job: JobId,
+    name: Annotated[str, Path(description="The artifact's name.")],
     master: Running,
     wanted: Annotated[str | None, Header(alias="Range", max_length=100, description="One range of bytes.")] = None,
-    if_range: Annotated[str | None, Header(max_length=100)] = None,
-    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    if_range: Annotated[
+        str | None, Header(max_length=100, description="Ignore the range unless the artifact has this `ETag`.")
+    ] = None,
+    if_none_match: Annotated[
+        str | None, Header(max_length=1000, description="Answer 304 if the artifact has one of these `ETag`s.")
+    ] = None,
 ) -> Response:
     """Return the artifact's content, or a range of it. `ETag` and `X-Content-SHA256` have its SHA-256."""
     async with master.database.read() as connection:
@@ -75,8 +80,8 @@ async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     "/checkpoints/{step}", summary="Download a checkpoint", response_class=StreamingResponse, responses={**_ARCHIVE}
 )
 async def download_checkpoint(
-    job: str,
-    step: Annotated[int, Path(ge=0, le=MAX_BIGINT)],
+    job: JobId,
+    step: Annotated[int, Path(ge=0, le=MAX_BIGINT, description="The step after which it was written.")],
     master: Running,
     attempt: Annotated[
         int | None, Query(ge=1, le=MAX_INTEGER, description="The attempt that wrote it; the newest by default.")

@@ -8,6 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
@@ -24,7 +25,7 @@ _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 @router.get("/events", summary="List or follow the events", response_model=EventList, responses={200: _EVENTS})
 async def list_events(
-    job: str,
+    job: JobId,
     master: Running,
     after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only events with ids above this.")] = 0,
     follow: Annotated[bool, Query(description="Stream server-sent events until the job ends.")] = False,
@@ -48,7 +49,7 @@ async def list_events(
 
 @router.get("/metrics", summary="Show the step series")
 async def list_metrics(
-    job: str,
+    job: JobId,
     master: Running,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
     points: Annotated[
@@ -72,7 +73,7 @@ async def list_metrics(
 
 
 @router.get("/checkpoints", summary="List the recorded checkpoints")
-async def list_checkpoints(job: str, master: Running) -> CheckpointList:
+async def list_checkpoints(job: JobId, master: Running) -> CheckpointList:
     """Return the checkpoints, newest first. The next attempt resumes from the first one."""
     async with master.database.read() as connection:
         await jobs.get(connection, job)
@@ -81,7 +82,7 @@ async def list_checkpoints(job: str, master: Running) -> CheckpointList:
 
 
 @router.get("/artifacts", summary="List the artifacts")
-async def list_artifacts(job: str, master: Running) -> ArtifactList:
+async def list_artifacts(job: JobId, master: Running) -> ArtifactList:
     """Return the artifacts, sorted by name."""
     async with master.database.read() as connection:
         await jobs.get(connection, job)

@@ -11,6 +11,7 @@ from rolecall.kit.pictures import pipeline_svg, timeline_svg
 from rolecall.kit.pipeline_steps import newest_step
 from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.inspections import NodeReply, parse_answer
 from rolecall.master.store import jobs, workers
@@ -53,7 +54,7 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
     responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **documented(409)},
 )
 async def show_timeline(
-    job: str,
+    job: JobId,
     master: Running,
     format: Annotated[
         Format,
@@ -111,7 +112,7 @@ async def show_timeline(
 @router.post(
     "/stacks", dependencies=_CONTROLS, summary="Show the stack traces of the workers", responses=documented(409)
 )
-async def show_stacks(job: str, master: Running) -> StacksDocument:
+async def show_stacks(job: JobId, master: Running) -> StacksDocument:
     """Return the stack traces of all Python threads of the running workers.
 
     A worker answers even while it waits for another one. The response lists workers that don't answer in time, for
@@ -126,7 +127,7 @@ async def show_stacks(job: str, master: Running) -> StacksDocument:
 @router.post(
     "/profile", status_code=202, dependencies=_CONTROLS, summary="Profile running workers", responses=documented(409)
 )
-async def start_profile(job: str, request: ProfileRequest, master: Running) -> ProfileDocument:
+async def start_profile(job: JobId, request: ProfileRequest, master: Running) -> ProfileDocument:
     """Record the next steps of some workers with `torch.profiler`.
 
     The response lists the workers that record, each with the artifact that it stores after these steps. An event of the
@@ -145,7 +146,7 @@ async def start_profile(job: str, request: ProfileRequest, master: Running) -> P
     "/attempts/{attempt}/ranks/{rank}/inspections/{number}", status_code=204, summary="Answer an inspection"
 )
 async def put_answer(  # noqa: PLR0917 - the framework passes by name
-    job: str,
+    job: JobId,
     attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
     rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
     number: Annotated[int, Path(ge=1, le=MAX_BIGINT)],

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, has_room, needs, sees_job
 from rolecall.master.api.error_handlers import documented
-from rolecall.master.api.parameters import Cursor, LabelFilter, merge_patch
+from rolecall.master.api.parameters import Cursor, JobId, LabelFilter, merge_patch
 from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
@@ -76,13 +76,13 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
-async def show_job(job: str, master: Running) -> JobDocument:
+async def show_job(job: JobId, master: Running) -> JobDocument:
     """Return the job with its progress, its attempts and their workers."""
     return await job_document_of(master, job)
 
 
 @router.patch("/jobs/{job}", dependencies=_ADDS, summary="Change a job", openapi_extra=merge_patch("JobUpdate"))
-async def change_job(job: str, request: JobUpdate, master: Running, caller: Caller) -> JobDocument:
+async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Caller) -> JobDocument:
     """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
     if problems := check_name(request.name or ""):
         raise InvalidJob(problems)
@@ -99,7 +99,7 @@ async def change_job(job: str, request: JobUpdate, master: Running, caller: Call
 
 
 @router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job", responses=documented(409))
-async def cancel_job(job: str, master: Running, caller: Caller) -> JobDocument:
+async def cancel_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Stop the job for good. Possible in every state except the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
@@ -108,7 +108,7 @@ async def cancel_job(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job", responses=documented(409))
-async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
+async def pause_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
@@ -119,7 +119,7 @@ async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/resume", dependencies=_ADDS, summary="Resume a paused job", responses=documented(409))
-async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
+async def resume_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
@@ -129,7 +129,7 @@ async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/retry", dependencies=_ADDS, summary="Retry an ended job", responses=documented(409))
-async def retry_job(job: str, master: Running, caller: Caller) -> JobDocument:
+async def retry_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)

@@ -15,6 +15,7 @@ from pydantic import AwareDatetime, Field
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
+from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
@@ -112,12 +113,12 @@ class Position:
     "/logs", summary="Read the logs", response_class=StreamingResponse, responses={200: _LOGS, **documented(400)}
 )
 async def read_logs(  # noqa: PLR0917 - the framework passes by name
-    job: str,
+    job: JobId,
     master: Running,
     caller: Caller,
     text: Annotated[list[_Text], Query(default_factory=list, max_length=_MAX_TEXTS, description=_TEXT)],
-    role: Role | None = None,
-    rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+    role: Annotated[Role | None, Query(description="Only workers with this role.")] = None,
+    rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only this worker.")] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     since: Annotated[
         AwareDatetime | None, Query(description="Only the lines after each worker's last log record from before it.")

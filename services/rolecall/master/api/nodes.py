@@ -8,6 +8,7 @@ from rolecall import __version__
 from rolecall.master import registry
 from rolecall.master.api.auth import Running, needs
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.parameters import NodeName
 from rolecall.spec.access import Scope
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.role import Role
@@ -46,7 +47,7 @@ async def register_node(spec: NodeSpec, master: Running) -> Registered:
     response_model=Desired,
     responses=documented(409),
 )
-async def send_heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
+async def send_heartbeat(name: NodeName, beat: Heartbeat, master: Running) -> Response:
     """Record the workers that the node runs, and return those that it should run.
 
     The response is delayed while nothing changes. If neither side has changes, it comes from memory (see
@@ -59,14 +60,14 @@ async def send_heartbeat(name: str, beat: Heartbeat, master: Running) -> Respons
 
 # Nodes of release 0.1 call this path.
 @router.get("/{name}/surroundings", summary="Get the cluster's properties for a self-check")
-async def show_cluster_info(name: str, master: Running) -> ClusterInfo:
+async def show_cluster_info(name: NodeName, master: Running) -> ClusterInfo:
     """Return the master's clock and version, and the number of other hosts."""
     return await registry.cluster_info(master, name)
 
 
 @router.delete("/{name}", status_code=204, summary="Remove a node")
 async def remove_node(
-    name: str, master: Running, started: Annotated[str | None, Header(alias=INCARNATION_HEADER)] = None
+    name: NodeName, master: Running, started: Annotated[str | None, Header(alias=INCARNATION_HEADER)] = None
 ) -> None:
     """Remove a node from the cluster, unless it has restarted since. Workers that it still runs are lost."""
     await registry.leave(master, name, started)

@@ -39,7 +39,8 @@ def complete(document: Document, catalogue: Catalogue) -> Document:
         for method, operation in item.items():
             operation["responses"] = _responses(path, method, operation)
             if (example := EXAMPLES.get(operation["operationId"])) is not None:
-                operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": example}}
+                for media in operation["requestBody"]["content"].values():
+                    media["examples"] = {"example": {"value": example}}
     if catalogue.workloads:
         _describe_requests(components, catalogue)
     body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Path, Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import ParamTypes
 from pydantic import Field
@@ -10,6 +10,9 @@ from pydantic import Field
 from rolecall.master.field_errors import MAX_PROBLEMS, shortened, unknown
 from rolecall.spec.errors import InvalidRequest
 
+JobId = Annotated[str, Path(description="The job's id, such as `rnn-lm-3`.")]
+NodeName = Annotated[str, Path(description="The node's name.")]
+TokenName = Annotated[str, Path(description="The token's name.")]
 Cursor = Annotated[str, Field(pattern="^-?[0-9]{1,9}:[0-9]{1,9}$")]
 """A position in a list, from the previous page. Users treat it as opaque."""
 LabelFilter = Annotated[str, Field(min_length=1, max_length=381, pattern="^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$")]

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs
+from rolecall.master.api.parameters import NodeName
 from rolecall.master.field_errors import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
@@ -25,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @router.get("/{node}/preflight", summary="Show the findings about a node")
-async def show_preflight(node: str, master: Running, caller: Caller) -> Preflight:
+async def show_preflight(node: NodeName, master: Running, caller: Caller) -> Preflight:
     """Return the results of the node's self-check, and those of the newest `preflight` job about its connections."""
     async with master.database.read() as connection:
         known = {state.spec.name: state for state in master.presence.states(await nodes.list_all(connection))}

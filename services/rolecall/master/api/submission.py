@@ -31,6 +31,7 @@ from rolecall.spec.resources import Resources, RoleRequest
 from rolecall.spec.role import Role
 from rolecall.spec.webhook import only_host
 
+_KEY = "A text of your choice. A repeated request with the same one returns the job that the first one created."
 router = APIRouter(tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(has_room)])
 
 
@@ -47,7 +48,7 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     dry_run: Annotated[bool, Query(description="Check the request and plan the job without creating it.")] = False,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255, description=_KEY)] = None,
 ) -> JobDocument | Response:
     """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Response
 
 from rolecall.master.api.auth import Caller, Running, needs
 from rolecall.master.api.error_handlers import documented
-from rolecall.master.api.parameters import merge_patch
+from rolecall.master.api.parameters import TokenName, merge_patch
 from rolecall.master.assembly import Master
 from rolecall.master.store import tokens
 from rolecall.master.store.records import SecretRecord, TokenRecord
@@ -54,7 +54,7 @@ async def create_token(request: TokenRequest, response: Response, master: Runnin
 
 
 @router.patch("/{name}", summary="Change a token", openapi_extra=merge_patch("TokenUpdate"), responses=documented(409))
-async def change_token(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
+async def change_token(name: TokenName, request: TokenUpdate, master: Running) -> TokenDocument:
     """Change the token's scopes, limits or expiry. Omitted fields keep their values."""
     _refuse_built_in(name)
     values = {field: getattr(request, field) for field in request.model_fields_set}
@@ -66,7 +66,7 @@ async def change_token(name: str, request: TokenUpdate, master: Running) -> Toke
 
 
 @router.post("/{name}/rotate", summary="Rotate a token", responses=documented(409))
-async def rotate_token(name: str, request: Rotation, master: Running) -> TokenSecret:
+async def rotate_token(name: TokenName, request: Rotation, master: Running) -> TokenSecret:
     """Create a new secret. The current one stays valid for `overlap_s` seconds."""
     _refuse_built_in(name)
     secret, now = _new_secret(), master.clock.now()
@@ -77,7 +77,7 @@ async def rotate_token(name: str, request: Rotation, master: Running) -> TokenSe
 
 
 @router.delete("/{name}", status_code=204, summary="Revoke a token", responses=documented(409))
-async def revoke_token(name: str, master: Running) -> None:
+async def revoke_token(name: TokenName, master: Running) -> None:
     """Revoke all secrets of the token immediately. Its jobs continue without its limits, and keep their owner."""
     _refuse_built_in(name)
     async with master.database.write() as connection:
