@@ -230,6 +230,19 @@ async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: 
         assert not [one for one in statements if one.startswith("UPDATE jobs SET waiting_for")]
 
 
+async def test_a_reason_that_is_cleared_is_stored_again(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (client, master):
+        await one_trainer(client)
+        await queue_up(client, master, 3, {Role.TRAINER: 7})
+        why = (await client.job("toy-2"))["waiting_for"]
+        assert why
+        async with master.database.write() as connection:  # as after a late verification of its checkpoints
+            await jobs.release(connection, await jobs.get(connection, "toy-2"), _now())
+        assert (await client.job("toy-2"))["waiting_for"] is None
+        master.waking.jobs("toy-2")
+        await client.until("toy-2", "queued", also=lambda job: job["waiting_for"] == why)
+
+
 @pytest.mark.slow
 async def test_a_change_wakes_the_nodes_of_its_gang_and_costs_as_much_whatever_the_number_of_others(
     tmp_path: Path,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -57,6 +58,7 @@ class _Inputs:
     """The limits of each owner."""
     gangs: Mapping[str, Gang]
     queue: tuple[QueuedJob, ...]
+    """In the order of the queue."""
 
     def continues(self, last: "_Inputs") -> bool:
         """Return whether these are the `last` ones, except for new jobs that go after all others.
@@ -65,10 +67,7 @@ class _Inputs:
         """
         if (self.offers, self.limits, self.gangs) != (last.offers, last.limits, last.gangs):
             return False
-        known, new = self.queue[: len(last.queue)], self.queue[len(last.queue) :]
-        if known != last.queue:
-            return False
-        return not (known and new) or max(job.order for job in known) < min(job.order for job in new)
+        return self.queue[: len(last.queue)] == last.queue
 
 
 @dataclass(kw_only=True, eq=False)
@@ -168,7 +167,7 @@ class Placer:
         inputs = _Inputs(self._offers(), self.access.limits, self.view.gangs, self._queue_of(ready))
         in_time = self._again_at is None or now < self._again_at
         holds = in_time and self._inputs is not None and inputs.continues(self._inputs)
-        if holds and all(job.id in self._earlier.waiting for job in ready):
+        if holds and all(self._has_reason(job) for job in ready):
             self._inputs = inputs
             return self._due_s(now)
         self._inputs = None
@@ -184,6 +183,11 @@ class Placer:
         if len(waiting) == len(outcomes):
             self._inputs = inputs
         return took_s if self._earlier.undecided else self._due_s(now)
+
+    def _has_reason(self, job: JobSummary) -> bool:
+        """Return whether the last pass decided that a job waits, and the stored reason is still that."""
+        why = self._earlier.waiting.get(job.id)
+        return why is not None and why.lasting == job.waiting_for
 
     def _ready(self, now: datetime) -> list[JobSummary]:
         """The queued jobs that have no back-off."""
@@ -205,7 +209,7 @@ class Placer:
         return compute
 
     def _queue_of(self, ready: Sequence[JobSummary]) -> tuple[QueuedJob, ...]:
-        """The jobs for the scheduler. An unchanged job is the same object each time, to be compared cheaply."""
+        """The jobs for the scheduler, in order. An unchanged job is the same object each time, to be compared cheaply."""
         before, chosen = self._known, self.view.chosen
         self._known = {
             job.id: (job, known[1])
@@ -213,7 +217,7 @@ class Placer:
             else (job, _queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)))
             for job in ready
         }
-        return tuple(queued for _, queued in self._known.values())
+        return tuple(sorted((queued for _, queued in self._known.values()), key=attrgetter("order")))
 
     def _offers(self) -> tuple[Offer, ...]:
         states = self.presence.states(self.view.nodes.values())
@@ -230,18 +234,17 @@ class Placer:
     async def _settle(
         self, ready: list[JobSummary], outcomes: Mapping[str, Outcome], known: Mapping[str, Waiting]
     ) -> dict[str, Waiting]:
-        """Commit the outcomes that are not `known` from the last pass. Returns the reasons of the jobs that wait."""
-        decided = [(job, outcomes[job.id]) for job in ready if outcomes.get(job.id) is not known.get(job.id)]
-        waits = [(job, outcome) for job, outcome in decided if isinstance(outcome, Waiting)]
-        for job, outcome in decided:
-            if isinstance(outcome, GangPlan):
+        """Commit the outcomes, some of which are `known` from the last pass. Returns the reasons of jobs that wait."""
+        waits = [(job, outcome) for job in ready if isinstance(outcome := outcomes.get(job.id), Waiting)]
+        for job in ready:
+            if isinstance(outcome := outcomes.get(job.id), GangPlan):
                 await self._errors.attempt(f"placing {job.id}", self._begin(job, outcome), job.id)
         if not known:
             undecided = {(job.id, job.attempt) for job in ready if job.id not in outcomes}
             self._waiting = {key: why for key, why in self._waiting.items() if key in undecided}
         self._waiting |= {(job.id, job.attempt): why for job, why in waits}
         await self._store_reasons(waits)
-        return {**known, **{job.id: why for job, why in waits}}
+        return {job.id: why for job, why in waits}
 
     async def _store_reasons(self, waits: Iterable[tuple[JobSummary, Waiting]]) -> None:
         """Store the reasons why jobs wait, if they have changed."""
