@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -78,12 +79,25 @@ async def test_a_job_that_stays_queued_is_submitted_with_the_reason(master: Clie
 async def test_a_submitted_job_has_an_id_even_if_the_master_then_answers_no_more(
     master: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(self: object, job: str) -> None:
+    def unreachable(self: object, job: str, timeout_s: float) -> None:
         raise Unreachable("no master answers")
 
     monkeypatch.setattr("rolecall.client.Client.job", unreachable)
     done = await run_at(master, "submit", "-", given=json.dumps(JOB))
     assert (done.code, done.out.strip() != "", done.err) == (0, True, "")
+
+
+async def test_a_submitted_job_has_an_id_soon_even_if_the_master_hangs(
+    master: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(20)
+
+    monkeypatch.setattr("rolecall.master.api.jobs.job_document_of", hang)
+    begin = time.monotonic()
+    done = await run_at(master, "submit", "-", given=json.dumps(JOB))
+    assert (done.code, done.out.strip() != "", done.err) == (0, True, "")
+    assert time.monotonic() - begin < 10
 
 
 def test_a_dry_run_has_no_job_to_wait_for() -> None:

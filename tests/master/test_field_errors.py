@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Annotated, Any, Self
 
 import pytest
-from pydantic import Field, ValidationError, WrapValidator, model_validator
+from pydantic import Field, ValidationError, WrapValidator, field_validator, model_validator
 
 from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
@@ -49,6 +49,13 @@ class _Range(Params):
     high: int
     names: list[Annotated[str, Field(max_length=2)]] = Field(["a"], min_length=1)
 
+    @field_validator("names")
+    @classmethod
+    def _check_names(cls, names: list[str]) -> list[str]:
+        if "??" in names:
+            raise ValueError("'??' is not a valid name, unable to parse it")
+        return names
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.low > self.high:
@@ -65,6 +72,7 @@ class _Range(Params):
         ({"low": 1, "high": 2, "names": []}, "it must have at least 1 item, not 0"),
         ({"low": 1, "high": 2, "names": 3}, "it must be a list"),
         ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters"),
+        ({"low": 1, "high": 2, "names": ["??"]}, "'??' is not a valid name, unable to parse it"),
     ],
 )
 def test_a_wrong_value_is_told_in_plain_words(values: dict[str, Any], message: str) -> None:
@@ -72,6 +80,15 @@ def test_a_wrong_value_is_told_in_plain_words(values: dict[str, Any], message: s
         _Range.model_validate(values)
     (problem,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
     assert problem["message"] == message
+
+
+def test_a_wrong_key_is_told_with_all_its_rules() -> None:
+    with pytest.raises(ValidationError) as caught:
+        JobRequest.model_validate({"workload": "toy", "labels": {"-": "x"}})
+    (problem,) = explain(caught.value.errors(), JobRequest.model_json_schema())
+    assert problem["field"] == "labels.-"
+    assert problem["message"].startswith("it must match pattern '^(?:[a-z0-9]")
+    assert problem["legal"].startswith("string of length ≤ 317 like ^(?:[a-z0-9]")
 
 
 def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:

@@ -1,5 +1,6 @@
 """From the lines of progress streams to what users see of them."""
 
+import errno
 import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -130,4 +131,34 @@ async def test_names_of_values_are_saved_while_a_stream_is_read(tmp_path: Path) 
     end, names = streams.saved_names(KEY)
     assert streams.size(KEY) - (8 << 10) < end <= streams.size(KEY)
     assert names == {"loss", "auc"}
+    # Names have a limit, because a job's code can report any.
+    await append(step(300, *(f"{number:0100}" for number in range(1000))))
+    assert 10_000 < sum(map(len, streams.saved_names(KEY)[1])) <= 16 << 10
+    await database.close()
+
+
+async def test_names_that_cannot_be_saved_keep_no_progress_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def chunks(number: int) -> AsyncIterator[bytes]:
+        yield progress_line("step", step=number, metrics={f"loss-{number}": 0.5}).model_dump_json().encode() + b"\n"
+
+    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    await database.migrate()
+    monkeypatch.setattr(Streams, "save_names", refuse)
+    book = ProgressBook(streams)
+    for number in (1, 2):
+        await streams.append(KEY, streams.size(KEY), chunks(number))
+        await book.ingest(database, KEY)
+        assert (book.of_job("toy-1", 1) or Progress()).step == number
+    assert [record.message for record in caplog.records].count(
+        "the names of series can't be saved: [Errno 28] No space left on device"
+    ) == 1
+    monkeypatch.undo()
+    await streams.append(KEY, streams.size(KEY), chunks(3))
+    await book.ingest(database, KEY)
+    assert streams.saved_names(KEY)[1] == {"loss-1", "loss-2", "loss-3"}
     await database.close()

@@ -97,7 +97,7 @@ async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_
         lines = b"".join((SCORED if key.rank == 7 and step == 5 else LINE) % step + b"\n" for step in range(2000))
         await append(streams, key, lines)
         batch = parse(key, streams.lines(key), 0)
-        SeriesNames(streams, key).save(batch.steps, len(lines))
+        SeriesNames(streams, key).feed_parsed(batch.steps, len(lines)).save()
     before = bytes_read()
     assert [key.rank for key in await SeriesBook(streams).lowest_ranks(keys)] == [0, 7]
     assert bytes_read() - before < 20 << 10

@@ -24,6 +24,7 @@ from tests.node.harness import (
 )
 
 from rolecall.node.reconcile import Key
+from rolecall.spec.finding import Level
 from rolecall.spec.state import StopMode, WorkerState
 
 # Each starts a fork server, which imports torch.
@@ -72,6 +73,30 @@ def test_many_short_jobs_leave_nothing_on_the_node(master: ScriptedMaster, data:
             master.drop(key)
         master.wait(lambda keys=keys: not master.reports.keys() & set(keys))
     assert entries() == before
+
+
+FULL_FOLDER = """
+from pathlib import Path
+from rolecall.node import findings, self_check
+check = self_check._check_disk
+def check_disk(data):
+    return findings.unwritable(str(data), "it is full") if Path({full!r}).exists() else check(data)
+self_check._check_disk = check_disk
+"""
+
+
+def test_the_report_of_a_failure_comes_with_the_state_of_the_machine(tmp_path: Path) -> None:
+    """The machine may be the cause, so the master must not place the next attempt there."""
+    full = tmp_path / "full"
+    prelude = FULL_FOLDER.format(full=str(full))
+    master = ScriptedMaster()
+    with master.serving(), running_node(master, tmp_path / "data", prelude=prelude):
+        master.wait(lambda: master.beats, 60)
+        full.touch()
+        key = master.want(launch("bad", "fail"))
+        assert master.ended(key).state is WorkerState.FAILED
+        reported = next(beat for beat in master.beats if any(report.state.ended for report in beat.workers))
+        assert any(finding.check == "disk" and finding.level is Level.ERROR for finding in reported.findings)
 
 
 def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:

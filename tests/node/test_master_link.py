@@ -1,6 +1,7 @@
 """A node's link to a master that the test plays on a real socket, by a clock that the test turns."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -135,14 +136,15 @@ async def test_a_master_that_forgot_the_node_gets_all_again(tmp_path: Path) -> N
     assert master.beats[beats].seen == -1
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), TimeoutError(errno.ETIMEDOUT, "NFS")])
 async def test_a_check_of_the_machine_that_fails_leaves_the_findings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """It precedes the report of a failed worker, which must not get lost."""
     master = ScriptedMaster()
 
     async def fail(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():

@@ -62,7 +62,10 @@ def _reason_to_wait(client: Client, job: str) -> str | None:
     """The reason why the new job stays queued, if the master soon has one. The job exists, so an error is not shown."""
     deadline = time.monotonic() + _REASON_S
     try:
-        while (document := client.job(job)).state is JobState.QUEUED and time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
+            document = client.job(job, timeout_s=left_s)
+            if document.state is not JobState.QUEUED:
+                break
             if document.waiting_for:
                 return document.waiting_for
             time.sleep(_POLL_S)

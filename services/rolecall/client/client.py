@@ -70,8 +70,10 @@ class Client(Transport):
         body = changes.model_dump(mode="json", exclude_unset=True) if isinstance(changes, JobUpdate) else dict(changes)
         return self.call(JobDocument, "PATCH", f"/jobs/{segment(job)}", json=body)
 
-    def job(self, job: str) -> JobDocument:
-        return self.call(JobDocument, "GET", f"/jobs/{segment(job)}")
+    def job(self, job: str, *, timeout_s: float | None = None) -> JobDocument:
+        """The job's document. Raises `Unreachable` if the master is silent for `timeout_s` seconds, by default 30."""
+        within = {} if timeout_s is None else {"timeout": timeout_s}
+        return self.call(JobDocument, "GET", f"/jobs/{segment(job)}", **within)
 
     def act(self, job: str, action: str) -> JobDocument:
         """Request the action: `cancel`, `pause`, `resume` or `retry`."""

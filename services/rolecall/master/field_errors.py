@@ -29,6 +29,8 @@ _MESSAGE_CHARS = 2000
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
 _SUBJECT = re.compile("^(Input|String|Bytes|List|Tuple|Set|Dictionary|Value) should")
+_OWN = "Value error, "
+"""Before the messages of our own validators, and those of workloads."""
 _OF_JOB = "; the workload's parameters belong in 'params'"
 _KINDS = {"object": "an object", "array": "a list"}
 _BOUNDS = {
@@ -126,8 +128,10 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 
 def _worded(message: str) -> str:
-    """A message of pydantic about a value, in the words of the other messages."""
-    message = message.removeprefix("Value error, ").partition(", unable to parse")[0].replace(" after validation", "")
+    """A message about a value. Those of pydantic are put in the words of the other messages."""
+    if message.startswith(_OWN):
+        return message.removeprefix(_OWN)
+    message = message.partition(", unable to parse")[0].replace(" after validation", "")
     return _SUBJECT.sub("it must", message).replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
@@ -164,10 +168,10 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     rules: list[Schema] = [choice["propertyNames"] for choice in choices if "propertyNames" in choice]
     patterns = (name for choice in choices for name in cast(Schema, choice.get("patternProperties", {})))
     rules += [{"type": "string", "pattern": pattern} for pattern in patterns]
-    rule = _resolved(schema, rules[0]) if rules else dict[str, Any]()
+    rule = {name: value for one in rules for name, value in _resolved(schema, one).items()}
     if "enum" in rule:
         return unknown(field, str(rule.get("title", "name")).lower(), key, rule["enum"])
-    return problem(field, str(error["msg"]), key, legal(schema, rule))
+    return problem(field, _worded(str(error["msg"])), key, legal(schema, rule))
 
 
 def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[str, Any]]:

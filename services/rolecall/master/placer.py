@@ -209,7 +209,7 @@ class Placer:
         return compute
 
     def _queue_of(self, ready: Sequence[JobSummary]) -> tuple[QueuedJob, ...]:
-        """The jobs for the scheduler, in order. An unchanged job is the same object each time, to be compared cheaply."""
+        """The jobs in order for the scheduler. An unchanged one is the same object each time, for cheap comparisons."""
         before, chosen = self._known, self.view.chosen
         self._known = {
             job.id: (job, known[1])

@@ -9,7 +9,7 @@ from functools import partial
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import about
+from rolecall.edge.logs import OncePerReason, about
 from rolecall.master.progress_lines import Latest, LineBatch, newest, parse
 from rolecall.master.series_names import SeriesNames
 from rolecall.master.store import attempts, events, jobs
@@ -86,6 +86,7 @@ class _JobReader:
         self._lock = asyncio.Lock()
         self._offsets: dict[StreamKey, int] = {}
         self._names: dict[StreamKey, SeriesNames] = {}
+        self._unsaved = OncePerReason()
         self._skipped: Counter[StreamKey] = Counter()
         self._has_all_events = False
         """True if the job can have no more events from its workers."""
@@ -101,6 +102,8 @@ class _JobReader:
             self.latest = latest
             # The lines before this offset are committed and need not be read again.
             self._offsets[key] = batch.end
+            if (names := self._names[key]).is_due():
+                await asyncio.to_thread(self._save, names)
             return batch.end > start
 
     def log_skipped(self) -> None:
@@ -113,8 +116,16 @@ class _JobReader:
         batch = parse(key, self._streams.lines(key, start), start)
         if key not in self._names:
             self._names[key] = SeriesNames(self._streams, key)
-        self._names[key].save(batch.steps, batch.end)
+        self._names[key].feed_parsed(batch.steps, batch.end)
         return batch, newest(self.latest, key, batch.steps)
+
+    def _save(self, names: SeriesNames) -> None:
+        """Save names. Without them, charts read more, and that must not keep the progress from users."""
+        try:
+            names.save()
+        except OSError as error:
+            if self._unsaved.is_new(str(error)):
+                _LOG.warning("the names of series can't be saved: %s", error, extra=about("series_names_unsaved"))
 
     async def _store(self, database: Database, key: StreamKey, batch: LineBatch) -> None:
         """Store what the database needs. Content that it rejects is skipped, because a retry would not change that.

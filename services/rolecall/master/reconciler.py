@@ -125,6 +125,8 @@ class Reconciler:
         for name in lost:
             if self.presence.silence_s(name) > FORGET_NODE_S:
                 async with self.database.write() as connection:
+                    if self.presence.silence_s(name) <= FORGET_NODE_S:
+                        continue  # It registered in the meantime.
                     await nodes.remove(connection, name)
                 self.presence.forget(name)
                 self.waking.nodes(name)

@@ -12,8 +12,9 @@ from rolecall.master.progress_lines import names_in, plotted
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.report import ProgressLine
 
-_MOST_NAMES = 1000
-"""The maximum number of names of one stream."""
+_MOST_SHAPES = 1000
+_MOST_CHARS = 16 << 10
+"""The maximum length of all names of one stream. A job's code may report any; charts don't find those beyond it."""
 _UNSAVED_BYTES = 8 << 10
 """The maximum part of a stream that a restarted master reads again for its names."""
 _NUMBER = re.compile(rb'":-?[0-9][0-9.e+-]*')
@@ -21,13 +22,15 @@ _NUMBER = re.compile(rb'":-?[0-9][0-9.e+-]*')
 
 
 class SeriesNames:
-    """The names of the values in one stream up to an offset. Starts with what is saved; blocks."""
+    """The names of the values in one stream up to an offset. Starts with those that are saved. Blocks."""
 
     def __init__(self, streams: Streams, key: StreamKey) -> None:
         self._streams, self._key = streams, key
         self.end, self.names = streams.saved_names(key)
         """The offset of the next line, and the names before it."""
+        self._chars = sum(map(len, self.names))
         self._saved = self.end
+        self._has_new = False
         self._shapes = set[int]()
 
     def feed(self, lines: Iterable[bytes]) -> Self:
@@ -35,21 +38,30 @@ class SeriesNames:
         for raw in lines:
             self.end += len(raw)
             shape = hash(_NUMBER.sub(b'":', raw))
-            if shape not in self._shapes and max(len(self._shapes), len(self.names)) < _MOST_NAMES:
+            if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
                 self._shapes.add(shape)
                 self._add(plotted([raw]))
         return self
 
-    def save(self, lines: Iterable[ProgressLine], end: int) -> None:
-        """Add the names in the next lines, which end at offset `end`, and save new ones."""
-        known = len(self.names)
+    def feed_parsed(self, lines: Iterable[ProgressLine], end: int) -> Self:
+        """Add the names in the next lines, which end at offset `end`."""
         self._add(lines)
         self.end = max(self.end, end)
-        if len(self.names) > known or self.end - self._saved >= _UNSAVED_BYTES:
-            self._streams.save_names(self._key, self.end, self.names)
-            self._saved = self.end
+        return self
+
+    def is_due(self) -> bool:
+        """Return whether there are new names to be saved, or a part of the stream that should not be read again."""
+        return self._has_new or self.end - self._saved >= _UNSAVED_BYTES
+
+    def save(self) -> None:
+        """Save the names. Raises `OSError`. Blocks."""
+        self._streams.save_names(self._key, self.end, self.names)
+        self._saved, self._has_new = self.end, False
 
     def _add(self, lines: Iterable[ProgressLine]) -> None:
         for line in lines:
-            if len(self.names) < _MOST_NAMES:
-                self.names |= names_in(line)
+            for name in names_in(line) - self.names:
+                if self._chars + len(name) <= _MOST_CHARS:
+                    self.names.add(name)
+                    self._chars += len(name)
+                    self._has_new = True

@@ -108,13 +108,13 @@ class MasterLink:
         If the machine is the cause, such as a full disk, the same heartbeat reports both. Otherwise the job would use
         up its restarts on this node before the next regular check.
         """
+        limit = asyncio.timeout(_MACHINE_CHECK_S)
         try:
-            async with asyncio.timeout(_MACHINE_CHECK_S):
+            async with limit:
                 new = {finding.check: finding for finding in await self._self_check.run_machine(self.spec)}
-        except TimeoutError:
-            return
         except Exception:  # noqa: BLE001 - the failure must be reported with or without the check
-            _LOG.exception("the check of the machine failed", extra=self._about("self_check_failed"))
+            if not limit.expired():
+                _LOG.exception("the check of the machine failed", extra=self._about("self_check_failed"))
             return
         self._record(tuple(new.get(finding.check, finding) for finding in self.findings))
 

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 USER_BYTES = 1 << 20
 WORKER_BYTES = 4 << 20
-"""Enough for the manifest of a checkpoint with `MAX_PARTS` parts."""
+"""Enough for the manifest of a checkpoint with `MAX_PARTS` parts whose names have 100 characters."""
 NODE_BYTES = 16 << 20
 _UNBOUNDED = ("/streams/", "/blobs/")
 
