@@ -70,7 +70,8 @@ async def test_below_half_of_the_reserve_users_can_only_free_space(tmp_path: Pat
                 ]
                 assert (await client.user("POST", f"/jobs/{job}/cancel")).status_code == 200
                 refused.append(await client.user("POST", f"/jobs/{job}/retry"))
-                assert [answer.status_code for answer in refused] == [507] * 4
+                refused += [await record(client, kind, reported, "a", 1) for kind in ("artifacts", "checkpoints")]
+                assert [answer.status_code for answer in refused] == [507] * 6
                 assert "ROLECALL_RESERVE_BYTES" in refused[0].json()["detail"]
                 assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
                 await node.say(worker, WorkerState.RUNNING)
@@ -117,6 +118,31 @@ async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_p
             (tmp_path / "store" / job / "1" / name).write_bytes(bytes(60))
         answers = [await record(client, kind, job, name, 60) for name in ("a", "b")]
         assert [answer.status_code for answer in answers] == [201, 413]
+
+
+async def test_a_job_has_a_limited_number_of_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolecall.master.store.artifacts.MAX_ARTIFACTS", 2)
+    async with on_master(tmp_path) as client:
+        await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await client.until(job, "starting")
+        for name in "abc":
+            (await client.worker("PUT", job, 1, f"/attempts/1/blobs/{name}", content=b"x")).raise_for_status()
+        answers = [await record(client, "artifacts", job, name, 1) for name in "abca"]
+        assert [answer.status_code for answer in answers] == [201, 201, 413, 201]
+        assert "put more into each" in answers[2].json()["detail"]
+
+
+async def test_names_of_parts_are_short(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        part = {"name": "a" * 256, "blob": "1/a", "size": 1, "sha256": "0" * 64}
+        for change in ({}, {"name": "a", "sha256": "0" * 65}):
+            manifest = {"attempt": 1, "step": 1, "parts": [part | change], "position": {}}
+            refused = await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=manifest)
+            assert refused.status_code == 422
+            assert "at most 255 characters" in refused.json()["detail"]
 
 
 async def record(client: Client, kind: str, job: str, name: str, size: int) -> httpx.Response:

@@ -9,12 +9,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from rolecall.edge.logs import about
 from rolecall.master.store.records import WorkerRecord
 from rolecall.spec.errors import Conflict, LimitReached
 from rolecall.spec.inspection import ANSWER_BYTES, ANSWER_S, Answer, ClockReading, Inspection, Kind
+from rolecall.spec.model import parse_untrusted
 
 _TOTAL_BYTES = 64 << 20
 """The maximum size of all answers to a request. The workers of a large gang get equal shares."""
@@ -135,8 +134,6 @@ class Inspections:
 def parse_answer(body: bytes) -> Answer:
     """The answer that a worker wrote, which can be anything."""
     try:
-        return Answer.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"][:6]))
-        return Answer(error=f"its answer can't be read: {where}: {first['msg']}")
+        return parse_untrusted(Answer, body)
+    except ValueError as error:
+        return Answer(error=f"its answer can't be read: {error}")

@@ -10,6 +10,7 @@ from typing import Any
 from rolecall.master.store.events import WorkerEvent
 from rolecall.master.streams import MAX_LINE_BYTES, StreamKey
 from rolecall.spec.job import Progress
+from rolecall.spec.model import parse_untrusted
 from rolecall.spec.report import MAX_METRICS, ProgressLine
 
 _STEPS = frozenset({"first_step", "step"})
@@ -84,7 +85,7 @@ def parse_line(raw: bytes) -> ProgressLine:
     """The line that `raw` contains. Raises `ValueError`."""
     if len(raw) >= MAX_LINE_BYTES:
         raise ValueError(f"it has {MAX_LINE_BYTES} bytes or more")
-    return ProgressLine.model_validate_json(raw)
+    return parse_untrusted(ProgressLine, raw)
 
 
 def newest(latest: Latest | None, key: StreamKey, steps: Iterable[ProgressLine]) -> Latest | None:

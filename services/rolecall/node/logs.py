@@ -5,12 +5,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
 from rolecall.edge.logs import about
 from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.folder import Folder
 from rolecall.node.reconcile import Key
+from rolecall.spec.model import parse_untrusted
 from rolecall.spec.report import ProgressLine
 
 CHUNK_BYTES = 256 * 1024
@@ -178,8 +177,8 @@ class ProgressReader:
             self._log_invalid(raw, f"it has more than {MAX_LINE_BYTES} bytes")
             return None
         try:
-            return ProgressLine.model_validate_json(raw)
-        except ValidationError as error:
+            return parse_untrusted(ProgressLine, raw)
+        except ValueError as error:
             self._log_invalid(raw, error)
             return None
 

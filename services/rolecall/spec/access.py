@@ -31,7 +31,7 @@ BUILT_IN = (ADMIN, NODE, METRICS)
 MAX_OVERLAP_S = 30 * 86400.0
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
-Scopes = Annotated[frozenset[Scope], Field(min_length=1)]
+Scopes = Annotated[frozenset[Scope], Field(min_length=1, fail_fast=True)]
 _Bound = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 _Bytes = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 

@@ -17,6 +17,8 @@ MAX_FILES = 100_000
 """The maximum number of files of a job in the blob store."""
 MAX_PARTS = 10_000
 """The maximum number of files of one new checkpoint. The master reads all of them at once, each in 5 µs."""
+MAX_ARTIFACTS = 1000
+"""The maximum number of artifacts of a job."""
 
 
 def _in_utc(given: datetime) -> datetime:

@@ -50,7 +50,7 @@ class ThreadStack(Value):
     """The calls of one thread."""
 
     thread: _Line
-    frames: Annotated[tuple[_Line, ...], Field(max_length=MAX_FRAMES)]
+    frames: Annotated[tuple[_Line, ...], Field(max_length=MAX_FRAMES, fail_fast=True)]
     """`file:line function`, innermost first."""
 
 
@@ -59,7 +59,7 @@ class Answer(Value):
 
     error: _Error | None = None
     window: Window | None = None
-    stacks: Annotated[tuple[ThreadStack, ...], Field(max_length=MAX_THREADS)] | None = None
+    stacks: Annotated[tuple[ThreadStack, ...], Field(max_length=MAX_THREADS, fail_fast=True)] | None = None
     artifact: Annotated[str, Field(max_length=128)] | None = None
     """The name of the artifact that the profile will have."""
 

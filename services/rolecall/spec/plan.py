@@ -93,7 +93,7 @@ class CheckpointManifest(Value):
 
     attempt: int = Field(ge=0, le=MAX_INTEGER)
     step: int = Field(ge=0, le=MAX_BIGINT)
-    parts: Annotated[tuple[CheckpointPart, ...], at_most(MAX_FILES)]
+    parts: Annotated[tuple[CheckpointPart, ...], Field(fail_fast=True), at_most(MAX_FILES)]
     position: Annotated[dict[str, Any], AfterValidator(_check_size)]
     """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False

@@ -63,8 +63,8 @@ class Window(Value):
     """The worker's wall clock when the window was read."""
     clock_s: Time
     """The machine's monotonic clock at the same moment."""
-    steps: Annotated[tuple[Step, ...], Field(max_length=MAX_STEPS)] = ()
+    steps: Annotated[tuple[Step, ...], Field(max_length=MAX_STEPS, fail_fast=True)] = ()
     """The completed steps."""
-    spans: Annotated[tuple[Span, ...], Field(max_length=MAX_SPANS)] = ()
+    spans: Annotated[tuple[Span, ...], Field(max_length=MAX_SPANS, fail_fast=True)] = ()
     cut: bool = False
     """True if spans of the oldest steps are missing, because a worker keeps and sends a bounded number."""

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from rolecall.spec.bounds import MAX_BIGINT, AwareMoment
 from rolecall.spec.finding import Finding
 from rolecall.spec.inspection import Inspection
-from rolecall.spec.model import Value
+from rolecall.spec.model import Value, first_problem
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
@@ -83,7 +83,7 @@ class Desired(Value):
             try:
                 workers.append(_DESIRED.validate_python(entry))
             except ValidationError as error:
-                unread.append(UnreadWorker(**_worker_id(entry), why=_first_error(error)))
+                unread.append(UnreadWorker(**_worker_id(entry), why=first_problem(error)))
         return data if not fields else {**fields, "workers": workers, "unread": unread}
 
 
@@ -162,10 +162,5 @@ def _parse_each(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
         try:
             parsed.append(kind.validate_python(entry))
         except ValidationError as error:
-            unread.append(_first_error(error))
+            unread.append(first_problem(error))
     return parsed, unread
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{error.title}.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,5 +1,6 @@
 """The routes below `/internal/jobs`: streams that nodes ship, and blobs, checkpoints and artifacts of workers."""
 
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
@@ -9,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
+from rolecall.master.api.auth import Bearing, Running, has_room, needs, require_attempt
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
@@ -28,12 +29,16 @@ from rolecall.spec.wire import ArtifactNotice, StreamOffset
 
 router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"])
 _OfAttempt = Depends(require_attempt)
+_MAX_PART_NAME = 255
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _check_parts(manifest: CheckpointManifest) -> CheckpointManifest:
-    """Raise `ValueError` for too many parts. Stored manifests of earlier releases can have more."""
+    """Raise `ValueError` for parts beyond the limits. Stored manifests of earlier releases can have such parts."""
     if len(manifest.parts) > MAX_PARTS:
         raise ValueError(f"a checkpoint has at most {MAX_PARTS:,} parts, and this one has {len(manifest.parts):,}")
+    if any(len(part.name) > _MAX_PART_NAME or not _SHA256.fullmatch(part.sha256) for part in manifest.parts):
+        raise ValueError(f"each part has a name of at most {_MAX_PART_NAME} characters, and a SHA-256 in hexadecimal")
     return manifest
 
 
@@ -135,7 +140,7 @@ async def get_blob(job: JobId, number: int, name: str, master: Running, attempt:
 @router.post(
     "/attempts/{attempt}/checkpoints",
     status_code=201,
-    dependencies=[_OfAttempt],
+    dependencies=[_OfAttempt, Depends(has_room)],
     summary="Record a checkpoint",
     responses=documented(409),
 )
@@ -157,7 +162,7 @@ async def record_checkpoint(job: JobId, attempt: int, manifest: _NewManifest, ma
 @router.post(
     "/attempts/{attempt}/artifacts",
     status_code=201,
-    dependencies=[_OfAttempt],
+    dependencies=[_OfAttempt, Depends(has_room)],
     summary="Record an artifact",
     responses=documented(409),
 )

@@ -34,6 +34,7 @@ from rolecall.spec.inspection import (
     TimelineDocument,
     WorkerStacks,
 )
+from rolecall.spec.model import parse_untrusted
 from rolecall.spec.timeline import MAX_STEPS, Window
 
 router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
@@ -240,7 +241,7 @@ def _left(master: Master, member: WorkerRecord) -> RecordedWindow | Silent:
     if not body:
         return silent(member, _LEFT_NOTHING)
     try:
-        return RecordedWindow(member, Window.model_validate_json(body))
+        return RecordedWindow(member, parse_untrusted(Window, body))
     except ValueError:
         return silent(member, "the timeline that it left can't be read")
 

@@ -18,7 +18,7 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (limit := _limit(scope["path"])) is not None:
+        if scope["type"] == "http" and (limit := body_limit(scope["path"])) is not None:
             receive = _counting(receive, limit)
         await self._app(scope, receive, send)
 
@@ -38,7 +38,7 @@ class JobsAreJson:
         await self._app(scope, receive, send)
 
 
-def _limit(path: str) -> int | None:
+def body_limit(path: str) -> int | None:
     """The maximum size of a body for this path; None for files."""
     if path.startswith("/internal/jobs/"):
         return None if any(part in path for part in _UNBOUNDED) else WORKER_BYTES
