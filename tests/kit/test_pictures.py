@@ -1,6 +1,7 @@
 """Pictures of schedules and timelines: valid XML, every task once, and bounded."""
 
 import re
+import time
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
@@ -52,6 +53,17 @@ def test_a_timeline_shows_spans_of_each_thread_and_few_of_too_many() -> None:
 
 def labels(svg: str, name: str) -> list[str]:
     return [text.text or "" for text in ET.fromstring(svg).iter(f"{_SVG}text") if text.get("class") == name]
+
+
+def test_a_timeline_with_thousands_of_threads_is_drawn_soon() -> None:
+    spans = tuple(Span("look-up", "compute", n * 0.001, 0.5, 1, None, None, f"t{n % 3000}") for n in range(6000))
+    worker = {"role": Role.TRAINER, "node": "n", "clock_uncertainty_s": 0.0, "cut": False, "steps": (), "spans": spans}
+    workers = tuple(WorkerTimeline.model_construct(rank=rank, role_rank=rank, **worker) for rank in range(32))
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    document = TimelineDocument.model_construct(job="toy-1", attempt=1, live=True, at=at, workers=workers, silent=())
+    begin = time.process_time()
+    assert timeline_svg(document).count("<rect") > 256
+    assert time.process_time() - begin < 2
 
 
 def test_the_axis_has_round_values_where_they_are() -> None:

@@ -10,8 +10,8 @@ import pytest
 from rolecall.master import log_starts, segments
 from rolecall.master.log_filter import TextFilter, record_times
 from rolecall.master.log_starts import start_of_last, start_since
-from rolecall.master.log_threads import Search
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import Search
 
 KEY = StreamKey("job", 1, 0, "log")
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -1,8 +1,11 @@
 """Step series: thinned for charts, and read again without the parts that are known."""
 
+import asyncio
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from rolecall.master.progress_lines import parse
 from rolecall.master.series import SeriesBook, series
 from rolecall.master.series_names import SeriesNames
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import UserThreads
 from rolecall.spec.role import Role
 
 from .harness import Client, Node, make_node
@@ -65,6 +69,12 @@ def test_a_long_series_takes_little_memory() -> None:
     assert peak < 1 << 20
 
 
+@pytest.fixture
+def threads() -> Iterator[UserThreads]:
+    with closing(UserThreads("charts", each=1)) as threads:
+        yield threads
+
+
 async def append(streams: Streams, key: StreamKey, data: bytes) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield data
@@ -72,12 +82,12 @@ async def append(streams: Streams, key: StreamKey, data: bytes) -> None:
     await streams.append(key, streams.size(key), chunks())
 
 
-async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: Path) -> None:
+async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: Path, threads: UserThreads) -> None:
     async def found() -> list[tuple[int, int]]:
-        return [(key.attempt, key.rank) for key in await book.lowest_ranks(keys)]
+        return [(key.attempt, key.rank) for key in await book.lowest_ranks("alice", keys)]
 
     streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
-    book = SeriesBook(streams)
+    book = SeriesBook(streams, threads)
     keys = [StreamKey("toy-1", attempt, rank, "progress") for attempt in (2, 1) for rank in range(4)]
     for key in keys:
         await append(streams, key, (SCORED if key.rank == 2 else LINE) % 1 + b"\n" if key.rank else b"")
@@ -90,7 +100,9 @@ async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: 
     assert await found() == [(1, 1), (1, 2), (2, 0)]
 
 
-async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_not_show(tmp_path: Path) -> None:
+async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_not_show(
+    tmp_path: Path, threads: UserThreads
+) -> None:
     streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
     keys = [StreamKey("toy-1", 1, rank, "progress") for rank in range(20)]
     for key in keys:
@@ -99,22 +111,46 @@ async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_
         batch = parse(key, streams.lines(key), 0)
         SeriesNames(streams, key).feed_parsed(batch.steps, len(lines)).save()
     before = bytes_read()
-    assert [key.rank for key in await SeriesBook(streams).lowest_ranks(keys)] == [0, 7]
+    assert [key.rank for key in await SeriesBook(streams, threads).lowest_ranks("alice", keys)] == [0, 7]
     assert bytes_read() - before < 20 << 10
     await append(streams, keys[3], LINE.replace(b"loss", b"accuracy") % 2000 + b"\n")
-    assert [key.rank for key in await SeriesBook(streams).lowest_ranks(keys)] == [0, 3, 7]
+    assert [key.rank for key in await SeriesBook(streams, threads).lowest_ranks("alice", keys)] == [0, 3, 7]
 
 
-async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_path: Path) -> None:
+async def test_a_stream_that_takes_long_delays_no_other_users_charts(tmp_path: Path, threads: UserThreads) -> None:
     streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
-    book = SeriesBook(streams)
+    book = SeriesBook(streams, threads)
+    mine, others = [StreamKey(job, 1, 0, "progress") for job in ("mine-1", "others-1")]
+    await append(streams, mine, LINE % 1 + b"\n")
+    begun, goes_on, lines = threading.Event(), threading.Event(), streams.lines
+
+    def slow(key: StreamKey, start: int = 0) -> Iterator[bytes]:
+        if key == others:
+            begun.set()
+            goes_on.wait()
+        return lines(key, start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "lines", slow)
+        calls = [asyncio.create_task(book.of_stream("mallory", others, points)) for points in range(10, 20)]
+        await asyncio.to_thread(begun.wait)
+        async with asyncio.timeout(10):
+            assert await book.lowest_ranks("alice", [mine]) == [mine]
+            assert [point["step"] for point in await book.of_stream("alice", mine, 10)] == [1]
+        goes_on.set()
+        await asyncio.gather(*calls)
+
+
+async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_path: Path, threads: UserThreads) -> None:
+    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    book = SeriesBook(streams, threads)
     key = StreamKey("toy-1", 1, 0, "progress")
     lines = [(SCORED if step % 50 == 0 else LINE) % step + b"\n" for step in range(1000)]
     whole = b"".join(lines)
     for start in range(0, len(whole), 7001):
         await append(streams, key, whole[start : start + 7001])
-        await book.of_stream(key, 30)
-    assert await book.of_stream(key, 30) == series(lines, 30)
+        await book.of_stream("alice", key, 30)
+    assert await book.of_stream("alice", key, 30) == series(lines, 30)
 
 
 async def job_with_full_streams(client: Client, workers: int, stream_bytes: int) -> str:

@@ -59,14 +59,24 @@ async def test_a_line_without_an_end_that_fills_a_chunk_is_skipped(streams: Stre
     await append(streams, PROGRESS, 0, b"x" * (1 << 20), b"y\n{}\n")
     chunk, *rest = streams.lines(PROGRESS)
     assert len(chunk) == 1 << 20
-    assert rest == [b"y\n", b"{}\n"]
+    assert b"".join(rest) == b"y\n{}\n"
     assert parse(PROGRESS, streams.lines(PROGRESS), 0).end == 1 << 20
 
 
 async def test_all_lines_are_given_also_a_last_one_without_an_end(streams: Streams) -> None:
-    await append(streams, PROGRESS, 0, b"one\ntwo\nthr")
-    assert list(streams.lines(PROGRESS)) == [b"one\n", b"two\n", b"thr"]
+    lines = [b'{"kind":"step","at":%d}\n' % second for second in (0, 1)]
+    await append(streams, PROGRESS, 0, *lines, b"thr")
+    assert list(streams.lines(PROGRESS)) == [*lines, b"thr"]
     assert list(streams.lines(StreamKey("toy-2", 1, 0, "progress"))) == []
+
+
+async def test_lines_that_are_too_short_for_progress_come_together(streams: Streams) -> None:
+    line = b'{"kind":"step","at":0}\n'
+    await append(streams, PROGRESS, 0, line, b"\nshort\n" * 100_000, line, b"\n\n", b"end")
+    first, *short, last, rest, end = streams.lines(PROGRESS)
+    assert (first, last, rest, end) == (line, line, b"\n\n", b"end")
+    assert b"".join(short) == b"\nshort\n" * 100_000
+    assert len(short) < 100
 
 
 async def test_a_log_is_complete_when_the_expected_bytes_are_there_or_it_took_too_long(

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rolecall.master.series import SeriesBook, series
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import UserThreads
 from rolecall.node.folder import Folder
 from rolecall.node.logs import ProgressReader
 from rolecall.node.reconcile import Key
@@ -87,13 +88,13 @@ async def master(tmp_path: Path) -> AsyncIterator[Master]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The thread of each parsed line."""
     threads: list[str] = []
-    validate = ProgressLine.model_validate_json
+    validate = ProgressLine.model_validate
 
-    def note(raw: bytes) -> ProgressLine:
+    def note(given: object) -> ProgressLine:
         threads.append(threading.current_thread().name)
-        return validate(raw)
+        return validate(given)
 
-    monkeypatch.setattr(ProgressLine, "model_validate_json", note)
+    monkeypatch.setattr(ProgressLine, "model_validate", note)
     return threads
 
 
@@ -109,8 +110,19 @@ async def test_invalid_lines_are_logged_once_and_then_counted(master: Master, ca
     assert (vars(record)["job"], vars(record)["attempt"], vars(record)["rank"]) == ("toy-1", 1, 0)
 
 
+async def test_empty_lines_take_little_time(master: Master) -> None:
+    step = b'{"kind":"step","at":0,"step":1,"metrics":{"loss":1}}\n'
+    begin = time.process_time()
+    await master.get(b"\n" * (16 << 20), step)
+    assert time.process_time() - begin < 3
+    assert (master.book.of_job("toy-1", 1) or Progress()).step == 1
+    begin = time.process_time()
+    assert [point["step"] for point in series(master.streams.lines(KEY), 1000)] == [1]
+    assert time.process_time() - begin < 1
+
+
 async def test_lines_are_parsed_outside_the_event_loop(master: Master, parsed: list[str]) -> None:
-    await master.get(b"{}\n" * 5000)
+    await master.get(b'{"kind":"other","at":0}\n' * 5000)
     assert len(parsed) == 5000
     assert threading.current_thread().name not in parsed
 
@@ -193,7 +205,7 @@ def test_a_series_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-async def test_long_streams_take_one_thread_for_their_series(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_series_of_a_user_take_one_thread(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = threading.Lock()
 
     def lines(streams: Streams, key: StreamKey, start: int) -> Iterator[bytes]:
@@ -203,8 +215,10 @@ async def test_long_streams_take_one_thread_for_their_series(master: Master, mon
         return iter(())
 
     monkeypatch.setattr(Streams, "lines", lines)
-    book = SeriesBook(master.streams)
-    assert await asyncio.gather(*(book.of_stream(KEY, 10) for _ in range(4))) == [[]] * 4
+    keys = [StreamKey(job, 1, 0, "progress") for job in ("toy-1", "toy-2")]
+    with closing(UserThreads("charts", each=1)) as threads:
+        book = SeriesBook(master.streams, threads)
+        assert await asyncio.gather(*(book.of_stream("mallory", key, 10) for key in keys * 2)) == [[]] * 4
 
 
 async def test_a_job_s_progress_is_small_whatever_its_metrics_are_called(master: Master) -> None:

@@ -123,9 +123,9 @@ async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_p
 async def test_a_job_has_a_limited_number_of_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rolecall.master.store.artifacts.MAX_ARTIFACTS", 2)
     async with on_master(tmp_path) as client:
-        await one_trainer(client)
+        node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
-        await client.until(job, "starting")
+        await node.workers()
         for name in "abc":
             (await client.worker("PUT", job, 1, f"/attempts/1/blobs/{name}", content=b"x")).raise_for_status()
         answers = [await record(client, "artifacts", job, name, 1) for name in "abca"]

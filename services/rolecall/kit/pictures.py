@@ -4,13 +4,14 @@ The colors follow the reader's light or dark mode.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
 from rolecall.kit.pipeline_steps import PipelineStep
 from rolecall.kit.pipelining import TimedTask, makespan
-from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
+from rolecall.spec.inspection import TimelineDocument
 from rolecall.spec.ticks import nice_step
 from rolecall.spec.timeline import Span
 
@@ -115,13 +116,18 @@ def timeline_svg(document: TimelineDocument) -> str:
     end = max((step.begin_s + step.seconds for step in steps), default=math.inf)
     rows, bars = list[str](), list[Bar]()
     for worker in document.workers:
-        for thread in sorted({span.thread for span in worker.spans}, key=lambda name: (name != "main", name)):
+        threads = defaultdict[str, list[Span]](list)
+        for span in worker.spans:
+            threads[span.thread].append(span)
+        for thread in sorted(threads, key=lambda name: (name != "main", name)):
+            if len(rows) == _MAX_ROWS:
+                break
             drawn = [
                 replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
-                for bar in _thread_bars(worker, thread, len(rows))
+                for bar in _span_bars(threads[thread], len(rows))
                 if bar.begin < end and bar.end > begin
             ]
-            if drawn and len(rows) < _MAX_ROWS:
+            if drawn:
                 bars += drawn
                 rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
     note = (
@@ -153,10 +159,6 @@ def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[st
 
 def _label(one: TimedTask) -> str:
     return f"{one.task.kind}{one.task.micro_batch}"
-
-
-def _thread_bars(worker: WorkerTimeline, thread: str, row: int) -> Iterator[Bar]:
-    return _span_bars((one for one in worker.spans if one.thread == thread), row)
 
 
 def _span_bars(spans: Iterable[Span], row: int) -> Iterator[Bar]:

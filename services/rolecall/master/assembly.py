@@ -18,7 +18,6 @@ from rolecall.master.history import History
 from rolecall.master.inspections import Inspections
 from rolecall.master.instruments import Instruments
 from rolecall.master.leadership import Leadership
-from rolecall.master.log_threads import LogThreads
 from rolecall.master.notifier import Notifier
 from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
@@ -35,6 +34,7 @@ from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
 from rolecall.master.tracer import TraceCollector
 from rolecall.master.tracking import TrackerPlace, TrackerTarget, mlflow_server, tensorboard_folder
+from rolecall.master.user_threads import UserThreads
 from rolecall.master.verification import Verifier
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
@@ -62,7 +62,9 @@ class Master:
     blobs: Blobs
     progress: ProgressBook
     series: SeriesBook
-    log_threads: LogThreads
+    log_threads: UserThreads
+    chart_threads: UserThreads
+    """For series and timelines, which can take seconds."""
     reserve: Reserve
     job_quota: JobQuota
     view: View
@@ -125,7 +127,7 @@ async def open_master(
         parts = _Parts.of(settings, catalogue, database, blobs, clock, instruments)
         master = _assemble(parts, term, signing_key)
         await master.sync.refresh()
-        with closing(master.log_threads):
+        with closing(master.log_threads), closing(master.chart_threads):
             yield master
     finally:
         blobs.close()
@@ -262,6 +264,7 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
     settings, clock = parts.settings, parts.clock
     reconciler, placer = parts.reconciler(), parts.placer()
     parts.waking.connect(reconciler.wake, placer.wake)
+    charts = UserThreads("charts", each=1)
     return Master(
         clock=clock,
         settings=settings,
@@ -276,8 +279,9 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
         streams=parts.streams,
         blobs=parts.blobs,
         progress=parts.progress,
-        series=SeriesBook(parts.streams),
-        log_threads=LogThreads(),
+        series=SeriesBook(parts.streams, charts),
+        log_threads=UserThreads("logs"),
+        chart_threads=charts,
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
         view=parts.view,

@@ -56,8 +56,6 @@ class Inspections:
     def __init__(self, notify: Callable[..., None], timeout_s: float = _TIMEOUT_S) -> None:
         self.pending: dict[WorkerKey, Inspection] = {}
         """The requests that nodes have to pass on, by job, attempt and rank."""
-        self.rendering = asyncio.Lock()
-        """Held while a thread renders a timeline: each can take long, and nodes need the threads too."""
         self._notify = notify
         self._timeout_s = timeout_s
         self._requests: dict[tuple[str, int], _Request] = {}

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from rolecall.master.lines import Lines
 from rolecall.master.log_filter import CONTINUATION, TextFilter, record_times
-from rolecall.master.log_threads import Search
 from rolecall.master.segments import Chunk
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import Search
 
 BLOCK = 1 << 16
 """Bytes per step. Each of them can be an empty line, and a search through them must not delay other threads."""

@@ -57,7 +57,7 @@ def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> LineBatch:
             line = parse_line(raw)
         except ValueError as error:
             batch.error = batch.error or error
-            batch.invalid += 1
+            batch.invalid += max(1, raw.count(b"\n"))
         else:
             _add(batch, key, line)
         batch.end += len(raw)

@@ -6,10 +6,12 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from rolecall.master.progress_lines import is_incomplete, plotted, point
 from rolecall.master.series_names import SeriesNames
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import UserThreads
 
 _ENDING = 1000
 """The number of lines at the end of a stream among which its last step is."""
@@ -52,39 +54,41 @@ class SeriesBook:
     """The step series of all jobs.
 
     A chart asks for the same series every few seconds. So the book remembers what it found in the streams that were
-    asked for recently, in bounded memory, and reads only what is new. It reads one stream at a time, because each can
-    take a thread for long.
+    asked for recently, in bounded memory, and reads only what is new. It reads one stream of a job at a time.
     """
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self._lock = asyncio.Lock()
+    def __init__(self, streams: Streams, threads: UserThreads) -> None:
+        self._streams, self._threads = streams, threads
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._names = _Recent[StreamKey, SeriesNames](_MOST_NAMES)
         self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
 
-    async def of_stream(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
-        """The steps of a stream (see `series`)."""
-        async with self._lock:
+    async def of_stream(self, user: str, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
+        """The steps of a stream (see `series`), for a user."""
+        async with self._lock_of(key):
             # Taken out of the cache while it changes: a call that is cancelled leaves its thread behind.
             one = self._series.take((key, max_points)) or _Series(max_points)
-            points = await asyncio.to_thread(lambda: one.feed(self._lines(key, one.end)).points())
+            points = await self._threads.run(user, lambda: one.feed(self._lines(key, one.end)).points())
             self._series.keep((key, max_points), one, _SERIES_OVERHEAD + one.memory)
             return points
 
-    async def lowest_ranks(self, keys: Iterable[StreamKey]) -> list[StreamKey]:
-        """Those of the streams that have a value which no lower rank of their attempt reported."""
+    async def lowest_ranks(self, user: str, keys: Iterable[StreamKey]) -> list[StreamKey]:
+        """Those of the streams that have a value which no lower rank of their attempt reported, for a user."""
         found, known = list[StreamKey](), defaultdict[int, set[str]](set)
         for key in sorted(keys, key=lambda key: (key.attempt, key.rank)):
-            names = await self._names_in(key)
+            names = await self._names_in(user, key)
             if not names <= known[key.attempt]:
                 known[key.attempt] |= names
                 found.append(key)
         return found
 
-    async def _names_in(self, key: StreamKey) -> set[str]:
-        async with self._lock:
+    def _lock_of(self, key: StreamKey) -> asyncio.Lock:
+        return self._locks.setdefault(key.job, asyncio.Lock())
+
+    async def _names_in(self, user: str, key: StreamKey) -> set[str]:
+        async with self._lock_of(key):
             known = self._names.take(key)
-            one = await asyncio.to_thread(self._read_names, key, known)
+            one = await self._threads.run(user, self._read_names, key, known)
             self._names.keep(key, one, 1 + len(one.names))
             return one.names
 

@@ -1,7 +1,9 @@
 """Logs, progress and last timelines of workers on the master's volume. They arrive in chunks, each at its offset."""
 
 import asyncio
+import io
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -19,6 +21,9 @@ from rolecall.spec.timeline import WINDOW_BYTES
 Kind = Literal["log", "progress", "timeline"]
 _FILES: dict[Kind, str] = {"progress": "progress.jsonl", "timeline": "timeline.json"}
 _NAMES_FILE = "names.json"
+_SHORT_LINES = re.compile(rb"(?:[^\n]{0,21}\n)+")
+"""Lines that are too short for `{"kind":"step","at":0}`. One at a time, 16 MiB of them would take minutes."""
+_READ_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20
 """Progress lines are shorter. The result of `preflight` has findings for each pair of nodes."""
 _TAIL_BYTES = 8 << 20
@@ -105,13 +110,17 @@ class Streams:
     def lines(self, key: StreamKey, start: int = 0) -> Iterator[bytes]:
         """The lines of a progress stream from byte `start`, with their ends. Reads one at a time. Blocks.
 
-        The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in chunks of this size.
+        The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in chunks of this size. Lines that
+        are too short for progress come together.
         """
         path = self._file(key)
         if path.exists():
-            with path.open("rb") as file:
+            with io.BufferedReader(path.open("rb", buffering=0), _READ_BYTES) as file:
                 file.seek(start)
                 while chunk := file.readline(MAX_LINE_BYTES):
+                    if chunk.endswith(b"\n") and _SHORT_LINES.fullmatch(chunk):
+                        more = _SHORT_LINES.match(file.peek())
+                        chunk += file.read(more.end()) if more else b""
                     yield chunk
 
     def saved_names(self, key: StreamKey) -> tuple[int, set[str]]:

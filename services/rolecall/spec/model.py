@@ -17,7 +17,11 @@ def parse_untrusted(kind: type[_M], raw: bytes) -> _M:
     half a second for 1 MiB.
     """
     try:
-        return kind.model_validate(from_json(raw))
+        given = from_json(raw)
+    except ValueError as error:
+        raise ValueError(f"Invalid JSON: {error}") from None
+    try:
+        return kind.model_validate(given)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 
-from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
@@ -48,9 +48,10 @@ async def list_events(
 
 
 @router.get("/metrics", summary="Show the step series")
-async def list_metrics(
+async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     job: JobId,
     master: Running,
+    caller: Caller,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
     points: Annotated[
         int,
@@ -66,9 +67,9 @@ async def list_metrics(
         numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
         members = [worker for number in numbers for worker in await workers.of_attempt(connection, job, number)]
     streams = {StreamKey(job, worker.attempt, worker.rank, "progress"): worker for worker in members}
-    keys = await master.series.lowest_ranks(streams) if lowest_rank else list(streams)
+    keys = await master.series.lowest_ranks(caller.name, streams) if lowest_rank else list(streams)
     points = min(points, max(_LEAST_POINTS, _MOST_POINTS // max(1, len(keys))))
-    found = [_series(streams[key], await master.series.of_stream(key, points)) for key in keys]
+    found = [_series(streams[key], await master.series.of_stream(caller.name, key, points)) for key in keys]
     return SeriesList(series=[one for one in found if one.points])
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from rolecall.kit.pictures import pipeline_svg, timeline_svg
 from rolecall.kit.pipeline_steps import newest_step
-from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
+from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
@@ -54,9 +54,10 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
     response_model=TimelineDocument,
     responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **documented(409)},
 )
-async def show_timeline(
+async def show_timeline(  # noqa: PLR0917 - the framework passes by name
     job: JobId,
     master: Running,
+    caller: Caller,
     format: Annotated[
         Format,
         Query(
@@ -105,8 +106,7 @@ async def show_timeline(
         return document.model_dump_json().encode(), "application/json"
 
     # In a thread, because thousands of spans take long.
-    async with master.inspections.rendering:
-        body, kind = await asyncio.to_thread(render)
+    body, kind = await master.chart_threads.run(caller.name, render)
     return Response(body, media_type=kind)
 
 

@@ -20,12 +20,12 @@ from rolecall.master.assembly import Master
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
 from rolecall.master.log_starts import start_of_last, start_since
-from rolecall.master.log_threads import LogThreads, Search
 from rolecall.master.segments import Chunk
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.user_threads import Search, UserThreads
 from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
@@ -80,7 +80,7 @@ class Reader(NamedTuple):
     """The logs, and the threads that read them for a user."""
 
     streams: Streams
-    threads: LogThreads
+    threads: UserThreads
     user: str
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **values: _P.kwargs) -> _T:

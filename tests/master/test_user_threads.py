@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from rolecall.master.log_threads import LogThreads, Search
+from rolecall.master.user_threads import Search, UserThreads
 
 
 async def test_a_user_who_searches_a_lot_leaves_threads_to_others() -> None:
-    threads, held = LogThreads(threads=3, each=2), threading.Event()
+    threads, held = UserThreads("logs", threads=3, each=2), threading.Event()
     greedy = [asyncio.create_task(threads.run("greedy", held.wait)) for _ in range(10)]
     async with asyncio.timeout(10):
         assert await threads.run("other", lambda: "read") == "read"
@@ -36,7 +36,7 @@ async def test_a_search_has_a_turn_for_each_step() -> None:
         return 7
 
     steps = list[str]()
-    threads = LogThreads()
+    threads = UserThreads("logs")
     assert await threads.result("alice", search()) == 7
     assert len(steps) == 3
     assert all(name.startswith("logs") for name in steps)

@@ -1,4 +1,4 @@
-"""The threads that read logs for users, apart from those that nodes and the master's loops need."""
+"""The threads that work for users, apart from those that nodes and the master's loops need."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -13,14 +13,14 @@ Search = Generator[None, None, int]
 """A search in a log, which returns an offset. Each step reads one block."""
 
 
-class LogThreads:
-    """Runs blocking reads, each of one block.
+class UserThreads:
+    """Runs blocking functions, such as the reading of one block of a log.
 
-    A user has at most `each` at a time, so that a user who searches a lot delays only their own calls.
+    A user has at most `each` at a time, so that a user who asks a lot delays only their own calls.
     """
 
-    def __init__(self, threads: int = 4, each: int = 2) -> None:
-        self._pool = ThreadPoolExecutor(threads, "logs")
+    def __init__(self, name: str, threads: int = 4, each: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(threads, name)
         self._each = each
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
