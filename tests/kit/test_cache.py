@@ -281,6 +281,21 @@ def test_what_stays_is_not_counted_as_evicted(
     assert "evicted stuck" not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["key", "key.draft"])
+def test_a_link_to_nothing_blocks_no_key(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kind").mkdir()
+    (tmp_path / "kind" / name).symlink_to("/nowhere")
+    assert build_once(tmp_path / "kind", "key", lambda draft: None).is_dir()
+
+
+@pytest.mark.parametrize("name", ["key", "key.draft", "key.lock", "key.txt"])
+def test_a_link_to_nothing_is_evicted(tmp_path: Path, name: str) -> None:
+    leave(tmp_path / "kind", "newer", 4e9)
+    (tmp_path / "kind" / name).symlink_to("/nowhere")
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not os.listdir(tmp_path / "kind")
+
+
 def test_a_cache_that_can_not_be_listed_fails_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -211,7 +211,7 @@ def _delete_unused(lock: Path) -> bool:
             # Rename first: a partly deleted entry must never look complete.
             aside = target.with_suffix(_DRAFT)
             _delete(aside)
-            if target.exists():
+            if os.path.lexists(target):
                 target.rename(aside)
                 _delete(aside)
             lock.unlink()
@@ -265,7 +265,8 @@ def _lock_path(target: Path) -> Path:
 
 def _build_atomically(target: Path, build: Callable[[Path], None]) -> None:
     draft = target.with_suffix(_DRAFT)
-    _delete(draft)  # left by a build that failed
+    for left in (draft, target):  # A build that failed leaves a draft. A target is here at most a link to nothing.
+        _delete(left)
     draft.mkdir()
     try:
         build(draft)
