@@ -1,13 +1,11 @@
 """The deletion of folders in which a job can leave anything."""
 
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.nesting import few_descriptors, nest
 from tests.prerequisites import require_root
 from tests.unprivileged import run_unprivileged
 
@@ -91,30 +89,6 @@ def test_a_folder_that_moves_ends_the_walk(tmp_path: Path) -> None:
     (tmp_path / "job/parent/inner").rename(tmp_path / "outside/moved")
     with pytest.raises(OSError, match="moved"):
         list(steps)
-
-
-@contextmanager
-def few_descriptors(left: int) -> Iterator[None]:
-    """This process may open only so many more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/", os.O_PATH)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def nest(folder: Path, depth: int) -> None:
-    """Make so many folders in one another."""
-    outer = os.open(folder, os.O_PATH)
-    for _ in range(depth):
-        os.mkdir("nested", dir_fd=outer)
-        inner = os.open("nested", os.O_PATH, dir_fd=outer)
-        os.close(outer)
-        outer = inner
-    os.close(outer)
 
 
 @pytest.mark.parametrize("depth", [300, 3000])

@@ -1,6 +1,7 @@
 """A faulty blob store: it delays no call indefinitely, and no call that does not need it."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from tests.nesting import few_descriptors, nest
 
 from rolecall.master.blobs import BlobError, Blobs
 from rolecall.master.storage_errors import StoreUnavailable
@@ -197,22 +199,37 @@ async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blob
     assert await blobs.size("toy-2", "1/left") == 4, "another job's"
 
 
-async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [300, 3000])
+async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path, depth: int) -> None:
     """In a store that is a folder, its workers create folders themselves."""
-    folder = os.open(tmp_path, os.O_PATH)
-    for name in ("toy-1", *["nested"] * 3000):
-        os.mkdir(name, dir_fd=folder)
-        inner = os.open(name, os.O_PATH, dir_fd=folder)
-        os.close(folder)
-        folder = inner
-    os.close(folder)
+    (tmp_path / "toy-1").mkdir()
+    nest(tmp_path / "toy-1", depth)
     blobs = Blobs(tmp_path / "unused", tmp_path.as_uri(), timeout_s=30)
     try:
-        await blobs.remove_job("toy-1")
+        with few_descriptors(16):
+            await blobs.remove_job("toy-1")
         assert not (tmp_path / "toy-1").exists()
     finally:
         blobs.close()
         await asyncio.to_thread(subprocess.run, ["rm", "-rf", tmp_path / "toy-1"], check=True)
+
+
+async def test_a_job_whose_files_stay_is_not_taken_for_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    blobs = Blobs(tmp_path, None, 10.0)
+    try:
+        await blobs.put("toy-1", "1/part", None, chunks(b"body"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", refuse)
+            with pytest.raises(StoreUnavailable, match="Read-only file system"):
+                await blobs.remove_job("toy-1")
+        await blobs.remove_job("toy-1")
+        await blobs.remove_job("toy-1")
+        assert not (tmp_path / "toy-1").exists()
+    finally:
+        blobs.close()
 
 
 async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_stay(tmp_path: Path) -> None:
