@@ -2,6 +2,7 @@
 
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,10 @@ def few_descriptors(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def nest(folder: Path, depth: int) -> None:
-    """Make so many folders in one another."""
+@contextmanager
+def nested(folder: Path, depth: int) -> Iterator[None]:
+    """So many folders in one another, in a new folder. Deletes what is left, because pytest can't."""
+    folder.mkdir()
     outer = os.open(folder, os.O_PATH)
     for _ in range(depth):
         os.mkdir("nested", dir_fd=outer)
@@ -29,3 +32,7 @@ def nest(folder: Path, depth: int) -> None:
         os.close(outer)
         outer = inner
     os.close(outer)
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)

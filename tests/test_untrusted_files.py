@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.nesting import few_descriptors, nest
+from tests.nesting import few_descriptors, nested
 from tests.prerequisites import require_root
 from tests.unprivileged import run_unprivileged
 
@@ -94,8 +94,7 @@ def test_a_folder_that_moves_ends_the_walk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [300, 3000])
 def test_a_depth_beyond_all_limits_keeps_nothing(tmp_path: Path, depth: int) -> None:
     """Neither descriptors, nor frames of Python, nor the length of a path suffice for it."""
-    (tmp_path / "job").mkdir()
-    nest(tmp_path / "job", depth)
-    with few_descriptors(8):
-        assert delete_tree(tmp_path / "job")
-    assert not os.listdir(tmp_path)
+    with nested(tmp_path / "job", depth):
+        with few_descriptors(8):
+            assert delete_tree(tmp_path / "job")
+        assert not os.listdir(tmp_path)

@@ -29,15 +29,16 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | No
     return descriptor
 
 
-def walk(path: Path, access: int) -> Generator[tuple[str, int, os.stat_result]]:
+def walk(path: Path, access: int, *, follow_parent: bool = True) -> Generator[tuple[str, int, os.stat_result]]:
     """Visit all files and folders below `path`, a folder after its content; `path` itself only if it is no folder.
 
     Yields a name, a descriptor of the folder that has it, and what the name is. Gives the user those of the rights
     `access` that the mode of a folder denies to its owner. Follows no links, and keeps one descriptor at any depth.
     Skips what can't be read. Raises `OSError` if `path.parent` can't be opened, or a process moves a folder meanwhile.
+    Pass `follow_parent=False` if a job can replace `path.parent` by a link.
     """
     outer: list[tuple[os.stat_result, list[str], str, os.stat_result]] = []
-    names, folder = [path.name], os.open(path.parent, _FOLDER)
+    names, folder = [path.name], os.open(path.parent, _FOLDER | (0 if follow_parent else os.O_NOFOLLOW))
     try:
         while names or outer:
             if names:
@@ -98,13 +99,13 @@ def _enter(name: str, parent: int, access: int) -> tuple[int, list[str]]:
         raise
 
 
-def delete_tree(path: Path) -> bool:
+def delete_tree(path: Path, *, follow_parent: bool = True) -> bool:
     """Delete a folder of any depth, a file or a link, as far as the file system permits. Returns whether it is gone.
 
-    Links are deleted, not followed.
+    Links are deleted, not followed. For `follow_parent`, see `walk`.
     """
     with suppress(OSError):
-        for name, folder, found in walk(path, stat.S_IRWXU):
+        for name, folder, found in walk(path, stat.S_IRWXU, follow_parent=follow_parent):
             with suppress(OSError):
                 (os.rmdir if stat.S_ISDIR(found.st_mode) else os.unlink)(name, dir_fd=folder)
     try:

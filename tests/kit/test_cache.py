@@ -238,10 +238,10 @@ def test_an_entry_that_can_not_be_deleted_keeps_no_other(
         os.utime(tmp_path / "mine" / f"{key}.lock", (0, key == "good"))
     delete = cache.delete_tree
 
-    def fail(path: Path) -> bool:
+    def fail(path: Path, **options: bool) -> bool:
         if path.name.startswith("stuck"):
             raise OSError("stale file handle")
-        return delete(path)
+        return delete(path, **options)
 
     monkeypatch.setattr(cache, "delete_tree", fail)
     assert evict(tmp_path, 1) == 1 << 16
@@ -265,6 +265,30 @@ print(evict_all(Path("."), 1) >= 3 << 20, os.listdir("alice/kind"))
     assert run_unprivileged(tmp_path, imports, code) == "True []\n"
 
 
+@pytest.mark.parametrize("step", ["walk", "delete_tree"])
+def test_a_link_that_replaces_a_folder_during_the_eviction_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A job of the owner can be alive."""
+    cached, outside = tmp_path / "cache/kind", tmp_path / "outside"
+    for entry in (leave(cached, "key", 1), leave(outside, "key", 1)):
+        entry.rename(entry.with_suffix(".draft"))
+    (outside / "key.draft").chmod(0)
+    do = getattr(cache, step)
+
+    def swap_first(*arguments: object, **options: object) -> object:
+        if not cached.is_symlink():
+            cached.rename(tmp_path / "cache/moved")
+            cached.symlink_to(outside)
+        return do(*arguments, **options)
+
+    monkeypatch.setattr(cache, step, swap_first)
+    evict(tmp_path / "cache", 1)
+    assert cached.is_symlink()
+    assert (outside / "key.draft").stat().st_mode & 0o777 == 0
+    assert (outside / "key.draft/numbers").exists()
+
+
 def test_what_stays_is_not_counted_as_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,7 +297,7 @@ def test_what_stays_is_not_counted_as_evicted(
     os.utime(stuck[1], (1, 1))
     newer = leave(tmp_path / "kind", "newer", 2)
     delete = cache.delete_tree
-    monkeypatch.setattr(cache, "delete_tree", lambda path: not path.name.startswith("stuck") and delete(path))
+    monkeypatch.setattr(cache, "delete_tree", lambda path, **_: not path.name.startswith("stuck") and delete(path))
     assert evict(tmp_path, 2 << 16) == 1 << 16
     assert not newer.exists()
     assert "had errors (2), first: " in caplog.text

@@ -4,10 +4,9 @@ import asyncio
 import errno
 import hashlib
 import os
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,7 +16,7 @@ import httpx
 import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from tests.nesting import few_descriptors, nest
+from tests.nesting import few_descriptors, nested
 
 from rolecall.master.blobs import BlobError, Blobs
 from rolecall.master.storage_errors import StoreUnavailable
@@ -202,16 +201,11 @@ async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blob
 @pytest.mark.parametrize("depth", [300, 3000])
 async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path, depth: int) -> None:
     """In a store that is a folder, its workers create folders themselves."""
-    (tmp_path / "toy-1").mkdir()
-    nest(tmp_path / "toy-1", depth)
     blobs = Blobs(tmp_path / "unused", tmp_path.as_uri(), timeout_s=30)
-    try:
+    with closing(blobs), nested(tmp_path / "toy-1", depth):
         with few_descriptors(16):
             await blobs.remove_job("toy-1")
         assert not (tmp_path / "toy-1").exists()
-    finally:
-        blobs.close()
-        await asyncio.to_thread(subprocess.run, ["rm", "-rf", tmp_path / "toy-1"], check=True)
 
 
 async def test_a_job_whose_files_stay_is_not_taken_for_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

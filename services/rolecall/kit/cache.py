@@ -194,7 +194,7 @@ def _disk_usage(path: Path, counted: set[tuple[int, int]]) -> int:
     size = 0
     # Other processes may delete files concurrently. A job must not hide files by the mode of their folder.
     with contextlib.suppress(OSError):
-        for _, _, found in walk(path, _LIST):
+        for _, _, found in walk(path, _LIST, follow_parent=False):
             if (found.st_dev, found.st_ino) not in counted:
                 counted.add((found.st_dev, found.st_ino))
                 size += found.st_blocks * 512
@@ -219,7 +219,7 @@ def _delete_unused(lock: Path) -> bool:
 
 
 def _delete(path: Path) -> None:
-    if not delete_tree(path):
+    if not delete_tree(path, follow_parent=False):
         raise OSError(f"{path} can't be deleted")
 
 
