@@ -1,14 +1,15 @@
 """Safe access for unrestricted programs to files and folders that a job's code can have created."""
 
+import errno
 import os
-import shutil
 import stat
-import subprocess
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 """Non-blocking, because opening a pipe would otherwise wait for its other end."""
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
@@ -28,10 +29,89 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | No
     return descriptor
 
 
-def delete_tree(path: Path) -> None:
-    """Delete a folder of any depth, as far as the file system permits. Links are deleted, not followed."""
-    with suppress(RecursionError):
-        shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        # Python needs a descriptor and a frame for each level, and there can be thousands of levels.
-        subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607 - our own
+def walk(path: Path, access: int, *, follow_parent: bool = True) -> Generator[tuple[str, int, os.stat_result]]:
+    """Visit all files and folders below `path`, a folder after its content; `path` itself only if it is no folder.
+
+    Yields a name, a descriptor of the folder that has it, and what the name is. Gives the user those of the rights
+    `access` that the mode of a folder denies to its owner. Follows no links, and keeps one descriptor at any depth.
+    Skips what can't be read. Raises `OSError` if `path.parent` can't be opened, or a process moves a folder meanwhile.
+    Pass `follow_parent=False` if a job can replace `path.parent` by a link.
+    """
+    outer: list[tuple[os.stat_result, list[str], str, os.stat_result]] = []
+    names, folder = [path.name], os.open(path.parent, _FOLDER | (0 if follow_parent else os.O_NOFOLLOW))
+    try:
+        while names or outer:
+            if names:
+                name = names.pop()
+                try:
+                    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISDIR(found.st_mode):
+                    with suppress(OSError):
+                        inner, inner_names = _enter(name, folder, access)
+                        outer.append((os.fstat(folder), names, name, found))
+                        os.close(folder)
+                        folder, names = inner, inner_names
+                        continue
+            else:
+                above = os.open("..", _FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = above
+                expected, names, name, found = outer.pop()
+                if not os.path.samestat(os.fstat(folder), expected):
+                    raise OSError(errno.ESTALE, "a process has moved a folder", name)
+                if not outer:
+                    return
+            yield name, folder, found
+    finally:
+        os.close(folder)
+
+
+def give_access(path: Path) -> None:
+    """Give the user all rights to their folder `path`, whatever its mode. Does nothing if it is no such folder."""
+    with suppress(OSError):
+        os.close(_open_folder(str(path), None, stat.S_IRWXU))
+
+
+def _open_folder(name: str, parent: int | None, access: int) -> int:
+    """A descriptor of the folder `name`, no link, in `parent`, with the rights `access` if it is the user's."""
+    folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & access != access:
+        with suppress(OSError):  # It is another user's.
+            # Unlike fchmod, this works with a descriptor for which no right is needed.
+            os.chmod(f"/proc/self/fd/{folder}", mode | access)
+    return folder
+
+
+def _enter(name: str, parent: int, access: int) -> tuple[int, list[str]]:
+    """A descriptor of the folder `name` in `parent`, and the names in it."""
+    folder = _open_folder(name, parent, access)
+    try:
+        listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            return folder, os.listdir(listed)
+        finally:
+            os.close(listed)
+    except OSError:
+        os.close(folder)
+        raise
+
+
+def delete_tree(path: Path, *, follow_parent: bool = True) -> bool:
+    """Delete a folder of any depth, a file or a link, as far as the file system permits. Returns whether it is gone.
+
+    Links are deleted, not followed. For `follow_parent`, see `walk`.
+    """
+    with suppress(OSError):
+        for name, folder, found in walk(path, stat.S_IRWXU, follow_parent=follow_parent):
+            with suppress(OSError):
+                (os.rmdir if stat.S_ISDIR(found.st_mode) else os.unlink)(name, dir_fd=folder)
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.unprivileged import run_unprivileged
 
 from rolecall.kit import cache
 from rolecall.kit.cache import build_once, delete_shared_cache, evict, evict_all, make_owner_folder
@@ -237,16 +238,86 @@ def test_an_entry_that_can_not_be_deleted_keeps_no_other(
         os.utime(tmp_path / "mine" / f"{key}.lock", (0, key == "good"))
     delete = cache.delete_tree
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, **options: bool) -> bool:
         if path.name.startswith("stuck"):
             raise OSError("stale file handle")
-        delete(path)
+        return delete(path, **options)
 
     monkeypatch.setattr(cache, "delete_tree", fail)
     assert evict(tmp_path, 1) == 1 << 16
     assert not (tmp_path / "mine/good").exists()
     (warning,) = caplog.messages
     assert warning == f"the eviction from the cache {tmp_path} had errors (2), first: stale file handle"
+
+
+@pytest.mark.parametrize("place", ["kind", "kind/evil", "kind/evil/sub", "kind/evil.txt", "kind/evil.txt/sub"])
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_modes_of_folders_keep_nothing_from_the_eviction(tmp_path: Path, place: str, mode: int) -> None:
+    """A job can choose them, and nodes don't run as root."""
+    code = f"""
+for name in ("evil/sub", "evil.txt/sub", "old"):
+    os.makedirs(f"alice/kind/{{name}}")
+    Path(f"alice/kind/{{name}}/numbers").write_bytes(bytes(1 << 20))
+os.chmod("alice/{place}", {mode})
+print(evict_all(Path("."), 1) >= 3 << 20, os.listdir("alice/kind"))
+"""
+    imports = "import os\nfrom pathlib import Path\nfrom rolecall.kit.cache import evict_all"
+    assert run_unprivileged(tmp_path, imports, code) == "True []\n"
+
+
+@pytest.mark.parametrize("step", ["walk", "delete_tree"])
+def test_a_link_that_replaces_a_folder_during_the_eviction_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A job of the owner can be alive."""
+    cached, outside = tmp_path / "cache/kind", tmp_path / "outside"
+    for entry in (leave(cached, "key", 1), leave(outside, "key", 1)):
+        entry.rename(entry.with_suffix(".draft"))
+    (outside / "key.draft").chmod(0)
+    do = getattr(cache, step)
+
+    def swap_first(*arguments: object, **options: object) -> object:
+        if not cached.is_symlink():
+            cached.rename(tmp_path / "cache/moved")
+            cached.symlink_to(outside)
+        return do(*arguments, **options)
+
+    monkeypatch.setattr(cache, step, swap_first)
+    evict(tmp_path / "cache", 1)
+    assert cached.is_symlink()
+    assert (outside / "key.draft").stat().st_mode & 0o777 == 0
+    assert (outside / "key.draft/numbers").exists()
+
+
+def test_what_stays_is_not_counted_as_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck = [leave(tmp_path / "kind", "stuck", 1), tmp_path / "kind/stuck.txt"]
+    stuck[1].write_bytes(bytes(1 << 16))
+    os.utime(stuck[1], (1, 1))
+    newer = leave(tmp_path / "kind", "newer", 2)
+    delete = cache.delete_tree
+    monkeypatch.setattr(cache, "delete_tree", lambda path, **_: not path.name.startswith("stuck") and delete(path))
+    assert evict(tmp_path, 2 << 16) == 1 << 16
+    assert not newer.exists()
+    assert "had errors (2), first: " in caplog.text
+    assert "can't be deleted" in caplog.text
+    assert "evicted stuck" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["key", "key.draft"])
+def test_a_link_to_nothing_blocks_no_key(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kind").mkdir()
+    (tmp_path / "kind" / name).symlink_to("/nowhere")
+    assert build_once(tmp_path / "kind", "key", lambda draft: None).is_dir()
+
+
+@pytest.mark.parametrize("name", ["key", "key.draft", "key.lock", "key.txt"])
+def test_a_link_to_nothing_is_evicted(tmp_path: Path, name: str) -> None:
+    leave(tmp_path / "kind", "newer", 4e9)
+    (tmp_path / "kind" / name).symlink_to("/nowhere")
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not os.listdir(tmp_path / "kind")
 
 
 def test_a_cache_that_can_not_be_listed_fails_no_job(

@@ -1,12 +1,12 @@
 """A faulty blob store: it delays no call indefinitely, and no call that does not need it."""
 
 import asyncio
+import errno
 import hashlib
 import os
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from tests.nesting import few_descriptors, nested
 
 from rolecall.master.blobs import BlobError, Blobs
 from rolecall.master.storage_errors import StoreUnavailable
@@ -197,22 +198,32 @@ async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blob
     assert await blobs.size("toy-2", "1/left") == 4, "another job's"
 
 
-async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [300, 3000])
+async def test_a_job_that_nests_folders_deeper_than_python_follows_is_deleted(tmp_path: Path, depth: int) -> None:
     """In a store that is a folder, its workers create folders themselves."""
-    folder = os.open(tmp_path, os.O_PATH)
-    for name in ("toy-1", *["nested"] * 3000):
-        os.mkdir(name, dir_fd=folder)
-        inner = os.open(name, os.O_PATH, dir_fd=folder)
-        os.close(folder)
-        folder = inner
-    os.close(folder)
     blobs = Blobs(tmp_path / "unused", tmp_path.as_uri(), timeout_s=30)
+    with closing(blobs), nested(tmp_path / "toy-1", depth):
+        with few_descriptors(16):
+            await blobs.remove_job("toy-1")
+        assert not (tmp_path / "toy-1").exists()
+
+
+async def test_a_job_whose_files_stay_is_not_taken_for_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    blobs = Blobs(tmp_path, None, 10.0)
     try:
+        await blobs.put("toy-1", "1/part", None, chunks(b"body"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", refuse)
+            with pytest.raises(StoreUnavailable, match="Read-only file system"):
+                await blobs.remove_job("toy-1")
+        await blobs.remove_job("toy-1")
         await blobs.remove_job("toy-1")
         assert not (tmp_path / "toy-1").exists()
     finally:
         blobs.close()
-        await asyncio.to_thread(subprocess.run, ["rm", "-rf", tmp_path / "toy-1"], check=True)
 
 
 async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_stay(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.node.harness import ScriptedMaster, make_settings
+from tests.unprivileged import run_unprivileged
 
 from rolecall.node import folder as folder_module
+from rolecall.node import server
 from rolecall.node.folder import Folder
 from rolecall.untrusted_files import delete_tree
 
@@ -35,6 +38,67 @@ def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
     assert not awaited, "the node waited for a deletion"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     assert (folder.path / "log.txt").read_text() == "of the next worker\n"
+
+
+def test_the_node_does_not_wait_at_its_start_until_the_files_of_earlier_workers_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_delete, deleted, awaited = threading.Event(), threading.Event(), list[Path]()
+
+    def delete_slowly(path: Path) -> None:
+        if not may_delete.wait(5):
+            awaited.append(path)
+        delete_tree(path)
+        deleted.set()
+
+    async def serve(*_: object) -> None:
+        assert not (home / "work").exists(), "its name is free at once"
+        Folder(home / "work/job/1/0").make()
+
+    settings = make_settings(ScriptedMaster(), tmp_path)
+    home = settings.home
+    for module, name in ((server, "log_to_stderr"), (server.gc, "freeze")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(server, "_run", serve)
+    monkeypatch.setattr(folder_module, "delete_tree", lambda path: None)  # interrupted by the end of the daemon
+    for _ in range(2):
+        server.run(settings)
+    monkeypatch.setattr(folder_module, "delete_tree", delete_slowly)
+    server.run(settings)
+    may_delete.set()
+    assert deleted.wait(5)
+    assert not awaited, "the node waited for a deletion"
+    assert {path.name for path in home.iterdir()} == {"work", "node.lock"}
+    assert (home / "work/job/1/0").exists()
+
+
+def test_a_mode_of_the_folder_makes_nobody_wait(tmp_path: Path) -> None:
+    """A folder that may not be written may not be moved either."""
+    code = """
+waited, release, deleted = [], threading.Event(), threading.Event()
+def delete_slowly(path):
+    if not release.wait(5):
+        waited.append(path)
+    delete_tree(path)
+    deleted.set()
+module.delete_tree = delete_slowly
+folder = Folder(Path("work/job/1/0"))
+folder.make()
+(folder.path / "pkg").mkdir()
+for mode in (folder.path / "pkg", folder.path):
+    mode.chmod(0o500)
+folder.delete()
+release.set()
+print(deleted.wait(5), waited, os.listdir("work"))
+"""
+    imports = """
+import os, threading
+from pathlib import Path
+from rolecall.node import folder as module
+from rolecall.node.folder import Folder
+from rolecall.untrusted_files import delete_tree
+"""
+    assert run_unprivileged(tmp_path, imports, code) == "True [] []\n"
 
 
 def test_a_folder_is_deleted_when_no_thread_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

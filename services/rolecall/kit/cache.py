@@ -23,10 +23,11 @@ from pathlib import Path
 from rolecall.edge.logs import about
 from rolecall.settings import read_worker
 from rolecall.spec.errors import InputError
-from rolecall.untrusted_files import delete_tree, open_regular
+from rolecall.untrusted_files import delete_tree, give_access, open_regular, walk
 
 _LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
+_LIST = stat.S_IRUSR | stat.S_IXUSR
 _MAX_NAME_BYTES = 255
 _RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
 _held_locks: dict[Path, int] = {}
@@ -140,15 +141,17 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
         owner = max(over, key=lambda owner: held[owner])
         entry = entries[owner].popleft()
         try:
-            deleted = _delete_stray(entry.path) if entry.is_stray else _delete_unused(entry.path)
+            if entry.is_stray:
+                _delete(entry.path)
+            elif not _delete_unused(entry.path):
+                continue
         except OSError as error:
             failures.append(error)
             continue
-        if deleted:
-            evicted += entry.size
-            held[owner] -= entry.size
-            extra = about("cache_evicted")
-            _LOG.info("evicted %s from the cache: %d bytes", entry.path.stem, entry.size, extra=extra)
+        evicted += entry.size
+        held[owner] -= entry.size
+        extra = about("cache_evicted")
+        _LOG.info("evicted %s from the cache: %d bytes", entry.path.stem, entry.size, extra=extra)
     if failures:
         text = "the eviction from the cache %s had errors (%d), first: %s"
         _LOG.warning(text, place, len(failures), failures[0], extra=about("eviction_failed"))
@@ -163,7 +166,10 @@ def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
     with several links counts once: `counted` has the devices and inodes of the files so far.
     """
     now = time.time()  # A job can set any time of use, also one to come.
+    give_access(cache)
     folders = [folder for folder in cache.glob("*") if folder.is_dir() and not folder.is_symlink()]
+    for folder in folders:
+        give_access(folder)
     paths = {path for folder in folders for path in folder.glob("*")}
     locks = {lock for path in paths if _is_legal(lock := path.with_suffix(_LOCK))}
     strays = {path for path in cache.glob("*") if path not in folders}
@@ -184,43 +190,37 @@ def _is_legal(lock: Path) -> bool:
     return "." not in lock.stem and len(os.fsencode(lock.with_suffix(_DRAFT).name)) <= _MAX_NAME_BYTES
 
 
-def _disk_usage(folder: Path, counted: set[tuple[int, int]]) -> int:
-    size, left = 0, [folder]
-    while left:
-        # Other processes may delete files concurrently, and a path may be too long for lstat.
-        with contextlib.suppress(OSError):
-            path = left.pop()
-            found = path.lstat()
-            if not (path == folder and stat.S_ISDIR(found.st_mode)) and (found.st_dev, found.st_ino) not in counted:
+def _disk_usage(path: Path, counted: set[tuple[int, int]]) -> int:
+    size = 0
+    # Other processes may delete files concurrently. A job must not hide files by the mode of their folder.
+    with contextlib.suppress(OSError):
+        for _, _, found in walk(path, _LIST, follow_parent=False):
+            if (found.st_dev, found.st_ino) not in counted:
                 counted.add((found.st_dev, found.st_ino))
                 size += found.st_blocks * 512
-            if stat.S_ISDIR(found.st_mode):
-                left += path.iterdir()
     return size
 
 
 def _delete_unused(lock: Path) -> bool:
-    """Delete an entry with its lock file; returns False if the entry is in use."""
+    """Delete an entry with its lock file; returns False if the entry is in use. Raises `OSError` if a part stays."""
     target = lock.with_suffix("")
     if os.path.lexists(lock) and not stat.S_ISREG(lock.lstat().st_mode):
-        _delete_stray(lock)  # Only a job can have made it.
+        _delete(lock)  # Only a job can have made it.
     with _exclusive(lock) as exclusive:
         if exclusive:
             # Rename first: a partly deleted entry must never look complete.
             aside = target.with_suffix(_DRAFT)
-            delete_tree(aside)
-            if target.exists():
+            _delete(aside)
+            if os.path.lexists(target):
                 target.rename(aside)
-                delete_tree(aside)
+                _delete(aside)
             lock.unlink()
     return exclusive
 
 
-def _delete_stray(path: Path) -> bool:
-    with contextlib.suppress(IsADirectoryError, PermissionError):
-        path.unlink()
-    delete_tree(path)
-    return not os.path.lexists(path)
+def _delete(path: Path) -> None:
+    if not delete_tree(path, follow_parent=False):
+        raise OSError(f"{path} can't be deleted")
 
 
 def _acquire_shared(target: Path) -> bool:
@@ -265,7 +265,8 @@ def _lock_path(target: Path) -> Path:
 
 def _build_atomically(target: Path, build: Callable[[Path], None]) -> None:
     draft = target.with_suffix(_DRAFT)
-    delete_tree(draft)  # left by a build that failed
+    for left in (draft, target):  # A build that failed leaves a draft. A target is here at most a link to nothing.
+        _delete(left)
     draft.mkdir()
     try:
         build(draft)

@@ -107,12 +107,9 @@ class FolderStore:
         return sorted(found)
 
     def remove(self, job: str) -> None:
-        with suppress(FileNotFoundError), self._folder_of(job) as (folder, name):
-            try:
-                shutil.rmtree(name, dir_fd=folder)
-            except RecursionError:  # A worker can nest any number of folders.
-                delete_tree(self._root / job)
-                shutil.rmtree(name, dir_fd=folder)
+        if not delete_tree(self._root / job):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self._root / job)  # Raises why something is left.
 
     def is_populated(self) -> bool:
         try:

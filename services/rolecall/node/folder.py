@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.daemon_thread import start_in_daemon_thread
-from rolecall.untrusted_files import delete_tree, open_regular
+from rolecall.untrusted_files import delete_tree, give_access, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -45,10 +45,10 @@ class Folder:
 
     def delete(self) -> None:
         """Delete the folder, and its two parents (of attempt and job) if they are empty."""
+        self._delete_files()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._delete_files()
         for parent in self.path.parents[:2]:
             try:
                 parent.rmdir()
@@ -95,20 +95,13 @@ class Folder:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
 
     def _delete_files(self) -> None:
-        """Free the name of the folder now. A thread deletes the files, because a job can leave a million of them, and
-        the node's heartbeats must not wait."""
+        """Free the name of the folder now, and delete the files in a thread."""
+        if self._descriptor is not None:
+            with suppress(OSError):  # The node may move a folder of its user only if it may write there.
+                os.fchmod(self._descriptor, 0o700)
         aside = self.path.parents[2] / f".deleted-{uuid.uuid4().hex}"
-        try:
-            self.path.rename(aside)
-        except FileNotFoundError:
-            return
-        except OSError:  # A job without a sandbox can forbid to move it.
-            delete_tree(self.path)
-            return
-        try:
-            start_in_daemon_thread(delete_tree, aside)
-        except RuntimeError:  # A job has used up the threads of the machine.
-            delete_tree(aside)
+        if _move(self.path, aside):
+            _start_to_delete(aside)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:
@@ -126,6 +119,39 @@ class Folder:
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         return None
+
+
+def delete_work(work: Path) -> None:
+    """Free the name of the folder of an earlier daemon's workers, who died with it, and delete their files in a thread.
+
+    Continues deletions that the end of a daemon has interrupted.
+    """
+    left = work.with_name(".deleted")
+    left.mkdir(exist_ok=True)
+    give_access(work)
+    _move(work, left / uuid.uuid4().hex)
+    _start_to_delete(left)
+
+
+def _move(path: Path, aside: Path) -> bool:
+    """Move a folder. Deletes one that can't be moved, and returns False if none is left to delete."""
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return False
+    except OSError:  # A job without a sandbox can forbid to move it.
+        delete_tree(path)
+        return False
+    return True
+
+
+def _start_to_delete(path: Path) -> None:
+    """Delete a folder in a thread: a job can leave a million files, and neither the node's start nor its heartbeats may
+    wait for them."""
+    try:
+        start_in_daemon_thread(delete_tree, path)
+    except RuntimeError:  # A job has used up the threads of the machine.
+        delete_tree(path)
 
 
 @contextmanager

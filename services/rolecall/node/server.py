@@ -27,7 +27,7 @@ from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon
 from rolecall.node.devices import describe_machine, find_gpus
-from rolecall.node.folder import short_name
+from rolecall.node.folder import delete_work, short_name
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
@@ -38,7 +38,6 @@ from rolecall.node.telemetry import GpuCollector, NodeCollector, TelemetryServer
 from rolecall.settings import NodeSettings, read_node_token, read_scrape_tokens
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
-from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
@@ -55,7 +54,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     # The imported objects are permanent. A collection that visits them, such as the one at exit, takes 0.1 s.
     gc.freeze()
     with _locked_home(settings), short_name(settings.home / "work") as work:
-        delete_tree(settings.home / "work")  # Of an earlier daemon, with which its workers died.
+        delete_work(settings.home / "work")
         try:
             asyncio.run(_run(settings, work, fork_arguments))
         except BaseExceptionGroup as group:

@@ -1,0 +1,38 @@
+"""Folders nested deeper than a process has descriptors, frames of Python, or characters for a path."""
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """This process may open only so many more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_PATH)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def nested(folder: Path, depth: int) -> Iterator[None]:
+    """So many folders in one another, in a new folder. Deletes what is left, because pytest can't."""
+    folder.mkdir()
+    outer = os.open(folder, os.O_PATH)
+    for _ in range(depth):
+        os.mkdir("nested", dir_fd=outer)
+        inner = os.open("nested", os.O_PATH, dir_fd=outer)
+        os.close(outer)
+        outer = inner
+    os.close(outer)
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
