@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -31,6 +31,14 @@ def forbid_inspection() -> None:
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel send this process a signal when the thread that created it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(number), "PR_SET_PDEATHSIG")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose own parent ends, instead of the machine's first process.
+
+    The setting survives `execve`, and a fork does not inherit it. A descendant that does the same adopts only its own.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
 def describe_exit(status: int) -> str:

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import platform
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -35,16 +36,27 @@ class _Calls(NamedTuple):
     prlimit: int
     setpriority: int
     ioprio_set: int
-    others: tuple[int, ...]
+    socket: int
+    attributes: tuple[int, ...]
     """The families of chown(2), setxattr(2) and removexattr(2)."""
+    objects: tuple[int, ...]
+    """Those of sysvipc(7), mq_open(3) and keyctl(2). Their objects outlive a worker, and are open to other workers."""
 
 
 _IO_URING_SETUP = 425
 """The same on all architectures. io_uring would bypass the filter."""
 _XATTR_AT = (463, 466)
 _CALLS = {
-    "x86_64": _Calls(0xC000003E, 317, 302, 141, 251, (92, 93, 94, 260, 188, 189, 190, 197, 198, 199, *_XATTR_AT)),
-    "aarch64": _Calls(0xC00000B7, 277, 261, 140, 30, (54, 55, 5, 6, 7, 14, 15, 16, *_XATTR_AT)),
+    "x86_64": _Calls(
+        *(0xC000003E, 317, 302, 141, 251, 41),
+        (92, 93, 94, 260, *range(188, 191), *range(197, 200), *_XATTR_AT),
+        (*range(29, 32), *range(64, 67), *range(68, 72), 220, 240, 241, *range(248, 251)),
+    ),
+    "aarch64": _Calls(
+        *(0xC00000B7, 277, 261, 140, 30, 198),
+        (54, 55, 5, 6, 7, 14, 15, 16, *_XATTR_AT),
+        (180, 181, *range(186, 198), *range(217, 220)),
+    ),
 }
 
 
@@ -60,7 +72,8 @@ def restrict() -> None:
     """Restrict the calling thread, and all threads and processes that it starts later.
 
     Calls then fail with `EPERM` if they change limits of other processes (prlimit), priorities of process groups or
-    users, owners, or extended attributes. Calls of io_uring and 32-bit system calls fail with `ENOSYS`.
+    users, owners, or extended attributes, use System V IPC, POSIX message queues or the kernel's key rings, or create a
+    socket to the hypervisor (`AF_VSOCK`). Calls of io_uring and 32-bit system calls fail with `ENOSYS`.
 
     Child processes can set their own limits with `setrlimit`, which takes no process id. Call this function while the
     process has a single thread. Raises `OSError` as `check` does.
@@ -89,11 +102,12 @@ def _program(calls: _Calls, own: int) -> Iterator[Instruction]:
     yield _fail(errno.ENOSYS)
     yield _IF_EQUAL, 0, 1, _IO_URING_SETUP
     yield _fail(errno.ENOSYS)
-    for number in calls.others:
+    for number in calls.attributes + calls.objects:
         yield _IF_EQUAL, 0, 1, number
         yield _fail(errno.EPERM)
     yield from _if_call(calls.setpriority, _unless_argument(0, (0,)))  # PRIO_PROCESS
     yield from _if_call(calls.ioprio_set, _unless_argument(0, (1,)))  # IOPRIO_WHO_PROCESS
+    yield from _if_call(calls.socket, _reject_argument(0, socket.AF_VSOCK))
     yield from _if_call(calls.prlimit, _unless_argument(0, (0, own), _reject_pointer(2)))
     yield _RETURN, 0, 0, _ALLOW
 
@@ -109,6 +123,11 @@ def _unless_argument(index: int, allowed: Sequence[int], otherwise: Sequence[Ins
     reject = list(otherwise) or [_fail(errno.EPERM)]
     tests = [(_IF_EQUAL, len(allowed) - 1 - at + len(reject), 0, value) for at, value in enumerate(allowed)]
     return [_load(_ARGUMENTS + 8 * index), *tests, *reject, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _reject_argument(index: int, value: int) -> list[Instruction]:
+    """Reject the call if its 32-bit argument is `value`, otherwise allow it."""
+    return [_load(_ARGUMENTS + 8 * index), (_IF_EQUAL, 0, 1, value), _fail(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
 
 
 def _reject_pointer(index: int) -> list[Instruction]:

@@ -275,6 +275,14 @@ def descendants(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
+def await_true(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return when the condition is true; fail after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.01)
+
+
 def gone(pids: set[int], timeout_s: float) -> bool:
     """True if all processes end within the time. Zombies that another process must reap count as ended."""
     deadline = time.monotonic() + timeout_s

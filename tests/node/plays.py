@@ -1,13 +1,15 @@
 """The functions of workers in the tests of the node, selected by `params.act`, instead of a worker's main function."""
 
+import ctypes
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure, ProgressLine
@@ -72,6 +74,51 @@ def breed(request: ForkRequest, workdir: Workdir) -> int:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print("child", child.pid)
     return stay(request, workdir)
+
+
+def daemonize(request: ForkRequest, workdir: Workdir) -> int:
+    """Start a process that leaves this one's group and session, and whose parent has ended."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            stay_forever()
+        os._exit(0)
+    os.wait()
+    return stay(request, workdir)
+
+
+def renounce(request: ForkRequest, workdir: Workdir) -> int:
+    """The same, but this process adopts no orphans: PR_SET_CHILD_SUBREAPER."""
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    return daemonize(request, workdir)
+
+
+def disown(request: ForkRequest, workdir: Workdir) -> int:
+    """Start a process that is a child of the fork server like this one: CLONE_PARENT."""
+    clone = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+    if ctypes.CDLL(None).syscall(clone, 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        os.setsid()
+        stay_forever()
+    return stay(request, workdir)
+
+
+def hop(request: ForkRequest, workdir: Workdir) -> int:
+    """Start 8 processes, each of which ends and continues in its child for as long as the worker's folder exists."""
+    for _ in range(8):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                with (workdir.scratch / "hops").open("a") as file:
+                    file.write("x")
+                if os.fork():
+                    os._exit(0)
+    return stay(request, workdir)
+
+
+def stay_forever() -> NoReturn:
+    print("fled", os.getpid(), flush=True)
+    while True:
+        time.sleep(60)
 
 
 def meet(request: ForkRequest, workdir: Workdir) -> int:

@@ -280,6 +280,48 @@ print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{requ
     assert {one for folder in outside for one in folder} <= {"PermissionError", "OSError"}, said
 
 
+def test_a_worker_creates_nothing_in_the_kernel_that_outlives_it(request_of: ForkRequest) -> None:
+    """Nor do the programs that it starts. Sockets, shared memory and queues of processes work as before."""
+    code = """
+import ctypes, platform, psutil, socket
+from multiprocessing import shared_memory
+libc = ctypes.CDLL(None, use_errno=True)
+keys = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[platform.machine()]
+def call(function, *arguments):
+    if function(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+def named():
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    memory.close()
+    memory.unlink()
+def acts():
+    return [outcome(act) for act in (
+        lambda: call(libc.shmget, 0, 4096, 0o1600), lambda: call(libc.shmat, -1, 0, 0),
+        lambda: call(libc.shmctl, -1, 0, 0), lambda: call(libc.semget, 0, 1, 0o1600),
+        lambda: call(libc.semop, -1, 0, 0), lambda: call(libc.semctl, -1, 0, 0), lambda: call(libc.msgget, 0, 0o1600),
+        lambda: call(libc.msgsnd, -1, b"", 0, 0), lambda: call(libc.msgrcv, -1, 0, 0, 0, 0),
+        lambda: call(libc.msgctl, -1, 0, 0), lambda: call(libc.mq_open, b"/rolecall-test", 0o100, 0o600, 0),
+        lambda: call(libc.mq_unlink, b"/rolecall-test"),
+        lambda: call(libc.syscall, keys[0], b"user", b"rolecall-test", b"x", 1, -2),
+        lambda: call(libc.syscall, keys[1], b"user", b"rolecall-test", 0, -2),
+        lambda: call(libc.syscall, keys[2], 0, -3, 0), lambda: socket.socket(socket.AF_VSOCK),
+    )]
+def needed():
+    return [outcome(act) for act in (
+        lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX), lambda: socket.socket(socket.AF_NETLINK,
+        socket.SOCK_RAW, 0), psutil.net_if_addrs, named, multiprocessing.Queue, multiprocessing.Semaphore,
+    )]
+confine(request, read_worker())
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print(json.dumps([acts(), pool.apply(acts), needed(), pool.apply(needed)]))
+"""
+    with short_name(request_of.workdir.parents[2]) as work:
+        temporary = {"TMPDIR": str(work / "mine/1/0/scratch")}
+        *refused, own, below = run(request_of.model_copy(update={"env": temporary}), code)
+    assert refused == [["PermissionError"] * 16] * 2
+    assert {*own, *below} == {"done"}
+
+
 @pytest.mark.slow
 def test_a_worker_changes_neither_others_limits_nor_owners(request_of: ForkRequest) -> None:
     """Nor do the programs that it starts. What training needs goes on: limits and threads of its own."""

@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from tests.node.harness import ROOT, gone, launch
+from tests.node.harness import ROOT, await_true, gone, launch
 
 from rolecall.spec.role import Role
 from rolecall.worker.fork_server import built_in_modules
@@ -128,8 +130,45 @@ def test_what_can_not_be_forked_is_answered(server: _Server, tmp_path: Path) -> 
     assert server.receive()["kind"] == "refused"
 
 
+@pytest.mark.parametrize("act", ["daemonize", "renounce", "disown"])
+def test_no_process_outlives_its_worker(server: _Server, tmp_path: Path, act: str) -> None:
+    other = server.fork("other", "daemonize", tmp_path)["pid"]
+    spared = _fled(tmp_path)
+    (tmp_path / "own").mkdir()
+    worker = server.fork(act, act, tmp_path / "own")["pid"]
+    fled = _fled(tmp_path / "own")
+    os.kill(worker, signal.SIGKILL)
+    assert server.receive()["pid"] == worker
+    assert not Path(f"/proc/{fled}").exists(), "the report of the end waits for it, and nobody leaves a zombie"
+    assert not gone({spared}, 0.1), "the processes of other workers continue"
+    os.kill(other, signal.SIGKILL)
+    assert server.receive()["pid"] == other
+    assert not Path(f"/proc/{spared}").exists()
+
+
+def test_processes_that_never_stay_the_same_end_too(server: _Server, tmp_path: Path) -> None:
+    hops = tmp_path / "scratch/hops"
+    hops.parent.mkdir()
+    worker = server.fork("hop", "hop", tmp_path)["pid"]
+    await_true(lambda: hops.exists() and hops.stat().st_size > 100)
+    os.kill(worker, signal.SIGKILL)
+    assert server.receive()["pid"] == worker
+    assert psutil.Process(server.process.pid).children() == []
+    size = hops.stat().st_size
+    time.sleep(0.2)
+    assert hops.stat().st_size == size
+
+
+def _fled(workdir: Path) -> int:
+    """The process that a worker has started, when its log names it."""
+    log = workdir / "log.txt"
+    await_true(lambda: "fled" in log.read_text() and log.read_text().endswith("\n"))
+    return int(log.read_text().split("fled ")[1].split()[0])
+
+
 def test_it_ends_with_its_node_and_takes_the_workers_along(server: _Server, tmp_path: Path) -> None:
-    pid = server.fork("last", "breed", tmp_path)["pid"]
+    pid = server.fork("last", "daemonize", tmp_path)["pid"]
+    fled = _fled(tmp_path)
     server.file.close()
     assert server.process.wait(2) == 0
-    assert gone({pid}, 1.0)
+    assert gone({pid, fled}, 1.0)

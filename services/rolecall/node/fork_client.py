@@ -14,7 +14,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from rolecall.edge.logs import about
-from rolecall.process import describe_exit
+from rolecall.orphans import children, end_children
+from rolecall.process import adopt_orphans, describe_exit
 from rolecall.retry import delays_s
 from rolecall.settings import for_workers
 from rolecall.spec.errors import RolecallError
@@ -25,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "rolecall.worker.fork_server")
 _FORK_TIMEOUT_S = 60.0
 _EXIT_GRACE_S = 1.0
+"""More than the time in which the fork server ends what its workers leave."""
+_LEFTOVERS_S = 0.5
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
@@ -66,6 +69,7 @@ class ForkClient:
 
     async def run(self) -> None:
         """Keep a fork server running until cancelled."""
+        adopt_orphans()  # A fork server that is killed leaves its workers' processes to this one.
         delays = delays_s()
         while True:
             status = await self._serve_once()
@@ -94,6 +98,7 @@ class ForkClient:
             raise ForkServerDied(f"the fork server did not answer for {self.timeout_s:g} s and was killed") from None
 
     async def _serve_once(self) -> int:
+        earlier = children()
         ours, theirs = socket.socketpair()
         with theirs:
             process = _spawn(theirs.fileno(), self._arguments)
@@ -118,6 +123,7 @@ class ForkClient:
                 process.kill()
                 status = process.wait()
             self.pid = None
+            _end_orphans(earlier)
         return status
 
     def _read(self, line: bytes) -> None:
@@ -153,6 +159,21 @@ class ForkClient:
             _settle(worker.ended, error)
         self._pending.clear()
         self._workers.clear()
+
+
+def _end_orphans(earlier: set[int]) -> None:
+    """Kill what a fork server has left: the children that are not `earlier` ones and not in this process's session.
+
+    Programs that the node itself runs are in its session, which no process of a worker can join.
+    """
+
+    def find() -> set[int]:
+        return {pid for pid in children() - earlier if os.getsid(pid) != os.getsid(0)}
+
+    if remaining := end_children(find, _LEFTOVERS_S):
+        text = "processes that the fork server left have not ended within %g s of a SIGKILL: %s"
+        named = ", ".join(map(str, sorted(remaining)))
+        _LOG.warning(text, _LEFTOVERS_S, named, extra=about("leftover_processes"))
 
 
 def _expect_end(worker: ForkedWorker) -> None:

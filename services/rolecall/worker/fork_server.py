@@ -2,7 +2,12 @@
 
 `FD` is one end of a socket pair for requests and replies (`spec.fork`) as JSON lines. The server has one thread,
 because a fork copies only the calling thread, and locks of other threads would stay locked. It never uses CUDA, which
-does not survive a fork. When its node ends, it kills its workers' process groups and exits.
+does not survive a fork.
+
+No process outlives its worker, even if it has left the worker's process group and session. A worker adopts those of its
+descendants whose parents have ended, so they stay its descendants, and the server adopts what a worker leaves. Hence
+each child of the server that is no worker is left over from a worker that has ended, or has itself avoided its worker,
+and the server kills it. When its node ends, the server kills everything and exits.
 """
 
 import argparse
@@ -27,7 +32,8 @@ from typing import Any, NoReturn, cast
 from pydantic import ValidationError
 
 from rolecall.edge.logs import about, log_to_stderr
-from rolecall.process import die_with_parent
+from rolecall.orphans import children, end_children
+from rolecall.process import adopt_orphans, die_with_parent
 from rolecall.settings import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, NotForked, Ready
 from rolecall.spec.inspection import STACKS_SIGNAL
@@ -57,6 +63,9 @@ _BUILT_IN = "rolecall.workloads"
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
+_LEFTOVERS_S = 0.5
+"""The longest delay of the report of a worker's end by its descendants. They end within milliseconds, unless the driver
+needs seconds to free the memory of a GPU."""
 
 
 class ForkServer:
@@ -66,6 +75,8 @@ class ForkServer:
         self._channel = channel
         self._play = play
         self._workers: dict[int, str] = {}
+        self._preloaded: set[int] = set()
+        """The processes that the imported modules have started. They are not reaped, so that their ids stay theirs."""
         self._received = b""
         self._should_exit = False
         self._selector = selectors.DefaultSelector()
@@ -73,6 +84,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer requests until the node closes its end or a SIGTERM arrives, then kill every worker."""
+        self._preloaded = children()
         self._wakeup.setblocking(False)
         self._wakeup_write.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_write.fileno())
@@ -91,6 +103,8 @@ class ForkServer:
         finally:
             for pid in self._workers:
                 _kill_group(pid)
+            self._workers.clear()
+            self._end_leftovers()
 
     def _on_request(self) -> None:
         chunk = self._channel.recv(_READ_BYTES)
@@ -101,13 +115,30 @@ class ForkServer:
 
     def _on_signal(self) -> None:
         self._should_exit = self._should_exit or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
-        while (ended := _first_ended()) is not None:
+        exits: list[Exited] = []
+        for pid, key in list(self._workers.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
             # The zombie still holds its process group's number, so that the kill can't hit another process.
-            _kill_group(ended)
-            _, status = os.waitpid(ended, 0)
-            # A preloaded module can have started a process of its own.
-            if (key := self._workers.pop(ended, None)) is not None:
-                self._reply(Exited(key=key, pid=ended, status=os.waitstatus_to_exitcode(status)))
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            del self._workers[pid]
+            exits.append(Exited(key=key, pid=pid, status=os.waitstatus_to_exitcode(status)))
+        # Before the replies, because then the memory and the GPU are free for the next worker.
+        self._end_leftovers()
+        for reply in exits:
+            self._reply(reply)
+
+    def _end_leftovers(self) -> None:
+        """Kill the children that are no workers. Those that end later send a signal, and are reaped then."""
+
+        def find() -> set[int]:
+            return children() - self._workers.keys() - self._preloaded
+
+        if remaining := end_children(find, _LEFTOVERS_S):
+            text = "processes that workers left have not ended within %g s of a SIGKILL: %s"
+            named = ", ".join(map(str, sorted(remaining)))
+            _LOG.warning(text, _LEFTOVERS_S, named, extra=about("leftover_processes"))
 
     def _answer(self, line: bytes) -> None:
         try:
@@ -136,6 +167,7 @@ class ForkServer:
         try:
             os.setsid()
             _end_with(server, signal.SIGKILL)
+            adopt_orphans()
             self._leave_server()
             _redirect(log)
             faulthandler.register(STACKS_SIGNAL, sys.stderr)
@@ -185,6 +217,7 @@ def main(arguments: list[str]) -> int:
     # SIGTERM instead of SIGKILL, because the server must kill its workers' child processes.
     try:
         _end_with(os.getppid(), signal.SIGTERM)
+        adopt_orphans()
     except OSError as error:
         _LOG.error("%s", error.strerror, extra=about("fork_server_unprotected"))
         return os.EX_CONFIG
@@ -226,15 +259,6 @@ def _preload(modules: Sequence[str], role: Role | None, play: str) -> Play:
     gc.freeze()
     gc.enable()
     return found
-
-
-def _first_ended() -> int | None:
-    """The process id of a child that has ended and is not reaped yet."""
-    try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return ended.si_pid if ended else None
 
 
 def _kill_group(pid: int) -> None:

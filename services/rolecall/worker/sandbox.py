@@ -3,7 +3,7 @@
 A worker reads the system's software, Python's environment, the operator's data roots and plug-ins. It writes its own
 scratch folder, the owner's cache and a few devices. Everything else is refused with `PermissionError`, for example data
 of the node and the master, secrets, and the work folders of other jobs. Child processes inherit the restriction. A
-seccomp filter covers what Landlock does not: limits of other processes, owners, extended attributes.
+seccomp filter covers what Landlock does not: limits of other processes, owners, extended attributes, System V IPC.
 
 `/proc` can be allowed as a whole, because the kernel lets a restricted process read the memory, environment and open
 files (below `/proc/PID`) of its own children only. Open files need no rule.

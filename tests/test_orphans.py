@@ -1,0 +1,32 @@
+"""The children of this process, and their ends."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rolecall import orphans
+from rolecall.orphans import children, end_children
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "CONFIG_PROC_CHILDREN=n"])
+def test_all_children_are_found_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
+    if not listed:
+        (tmp_path / "1").mkdir()
+        monkeypatch.setattr(orphans, "_TASKS", tmp_path)
+    before = children()
+    started = {os.posix_spawnp("sleep", ["sleep", "60"], os.environ) for _ in range(3)}
+    assert children() - before == started
+    assert end_children(lambda: children() - before, 5.0) == set()
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_what_does_not_end_in_time_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert end_children(lambda: {process.pid}, 0.01) == {process.pid}
+        monkeypatch.undo()
+        process.kill()
