@@ -127,6 +127,8 @@ def delete_work(work: Path) -> None:
     Continues deletions that the end of a daemon has interrupted.
     """
     left = work.with_name(".deleted")
+    if left.is_symlink() or not left.is_dir():
+        delete_tree(left)  # A job without a sandbox can have put anything there.
     left.mkdir(exist_ok=True)
     give_access(work)
     _move(work, left / uuid.uuid4().hex)
