@@ -136,6 +136,19 @@ def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
         assert f"token in {tmp_path}/token" in process.stderr.read().decode()
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [("", "it is empty; name a folder"), ("file/below", "can't be the data folder (Not a directory)")],
+)
+def test_a_data_folder_that_cannot_be_is_an_error(tmp_path: Path, data: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    command = [*ROLECALL, "local", "--port", "0", "--data", data]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode in {1, 2}
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
 def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -56,6 +56,19 @@ async def test_wait_prints_only_the_outcome(master: Client) -> None:
     assert done.err == f"job {worker.launch.job}\n"
 
 
+async def test_wait_says_what_the_job_waits_for(master: Client) -> None:
+    waiting = asyncio.ensure_future(run_at(master, "submit", "-", "--wait", given=json.dumps(JOB)))
+    async with asyncio.timeout(10):
+        while not (found := (await master.user("GET", "/jobs")).json()["jobs"]):
+            await asyncio.sleep(0.05)
+    job = found[0]["id"]
+    await master.until(job, "queued", also=lambda one: one["waiting_for"])
+    await asyncio.sleep(1.5)
+    await master.user("POST", f"/jobs/{job}/cancel")
+    done = await waiting
+    assert "the job is queued: " in done.err
+
+
 async def test_wait_has_the_exit_code_of_the_outcome(master: Client) -> None:
     node: Node = await one_trainer(master)
     waiting = asyncio.ensure_future(run_at(master, "submit", "-", "--wait", "--json", given=json.dumps(JOB)))

@@ -137,7 +137,7 @@ class LosingAnswers(Client):
             raise lost
         return found
 
-    def job(self, job: str) -> JobDocument:
+    def job(self, job: str, *, timeout_s: float | None = None) -> JobDocument:
         raise self.lost
 
     def act(self, job: str, action: str) -> JobDocument:

@@ -77,7 +77,7 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     code, _, said = run("tokens", "list", token=secret)
     assert (code, "needs the scope admin" in said) == (7, True)
     assert run("cancel", number, token=secret)[0] == 0
-    assert "no limits" in run("tokens", "update", "alice", "--max-queued", "none")[1]
+    assert "scopes submit; no limits" in run("tokens", "update", "alice", "--max-queued", "none")[1]
     fresh = run("tokens", "rotate", "alice", "--overlap", "1h")[1].strip()
     assert [run("jobs", token=one)[0] for one in (secret, fresh)] == [0, 0]
     (row,) = [line for line in run("tokens", "list")[1].splitlines() if line.startswith("alice")]

@@ -1,5 +1,6 @@
 """Which connections show a token to the network."""
 
+import socket
 from pathlib import Path
 from socket import AF_INET
 
@@ -7,7 +8,7 @@ import psutil
 import pytest
 
 from rolecall.client import Unauthorized
-from rolecall.client.connection import Connection, find, store
+from rolecall.client.connection import Connection, find, forget, store, stored
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,24 @@ from rolecall.client.connection import Connection, find, store
 )
 def test_a_connection_is_exposed_when_it_leaves_the_machine_in_clear_text(url: str, expected: bool) -> None:
     assert Connection(url, "token").is_exposed() is expected
+
+
+def test_the_cluster_that_was_stored_before_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = Connection(f"http://127.0.0.1:{listener.getsockname()[1]}", "first")
+        second = Connection("http://127.0.0.1:1", "second")
+        for running in (True, False):
+            store(first)
+            earlier = stored()
+            store(second)
+            if not running:
+                listener.close()
+            forget(second, earlier)
+            assert stored() == (first if running else None)
+    store(first)
+    forget(second, None)
+    assert stored() == first, "another cluster has been stored since"
 
 
 def test_the_machine_s_own_addresses_are_not_exposed() -> None:

@@ -133,6 +133,22 @@ async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path
         assert said["level"] == "warning"
         assert "since this master's start 3 calls of /metrics used an admin token" in said["message"]
         assert "boss from 127.0.0.1" in said["message"]
+        assert said["remedy"] == "give Prometheus the token of ROLECALL_METRICS_TOKEN, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "none was given"),
+        ({"Authorization": TOKEN}, "write it as 'Authorization: Bearer TOKEN'"),
+        ({"Authorization": "Bearer unknown"}, "the one given is not valid"),
+    ],
+)
+async def test_a_refused_caller_learns_what_is_wrong_with_the_token(
+    client: Client, given: dict[str, str], said: str
+) -> None:
+    answer = await client.http.get("/jobs", headers=given)
+    assert (answer.status_code, answer.json()["detail"].endswith(f"; {said}")) == (401, True), answer.text
 
 
 @pytest.mark.slow

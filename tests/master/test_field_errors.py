@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, WrapValidator, field_validator, mod
 
 from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
+from rolecall.spec.api import PruneRequest
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.workload import Params
@@ -89,6 +90,13 @@ def test_a_wrong_key_is_told_with_all_its_rules() -> None:
     assert problem["field"] == "labels.-"
     assert problem["message"].startswith("it must match pattern '^(?:[a-z0-9]")
     assert problem["legal"].startswith("string of length ≤ 317 like ^(?:[a-z0-9]")
+
+
+def test_a_wrong_time_is_told_with_an_example() -> None:
+    with pytest.raises(ValidationError) as caught:
+        PruneRequest.model_validate({"ended_before": "yesterday"})
+    (problem,) = explain(caught.value.errors(), PruneRequest.model_json_schema())
+    assert problem["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z"
 
 
 def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:

@@ -54,8 +54,12 @@ def print_outcome(document: JobDocument) -> None:
 
 
 def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
-    """The last document of the job, parsed and as raw JSON."""
+    """The last document of the job, parsed and as raw JSON. Says on stderr what the job waits for."""
+    said = None
     while not (document := retry_while_unavailable(lambda: client.job(job))).state.ended:
+        if document.waiting_for and document.waiting_for != said:
+            said = document.waiting_for
+            err.print(f"the job is queued: {escape(said)}")
         time.sleep(POLL_S)
     return document, client.raw
 

@@ -9,13 +9,17 @@ from rich.markup import escape
 
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import age, print_json, print_table, progress, state
+from rolecall.cli.output import age, out, print_json, print_table, progress, state
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
 
 _REASON_CHARS = 160
-State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
+State = Annotated[
+    list[JobState] | None, typer.Option("--state", help="Only jobs in this state; repeat it for several.")
+]
+_WIDE = 110
+"""On a narrower terminal, the columns whose content the ID or other commands have are left out."""
 Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token with this name.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of jobs.")]
 
@@ -36,21 +40,18 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
             return
         declarations = Declarations(client)
         declared = {name: declarations.of(name) for name in {job.workload for job in found}}
-    print_table(
-        ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
-        [
-            (
-                job.id,
-                escape(job.name),
-                escape(job.owner),
-                job.workload,
-                state(job),
-                age(job.created_at),
-                escape(_progress(job, declared[job.workload])),
-            )
-            for job in found
-        ],
-    )
+    columns = {
+        "ID": [job.id for job in found],
+        "NAME": [escape(job.name) for job in found],
+        "OWNER": [escape(job.owner) for job in found],
+        "WORKLOAD": [job.workload for job in found],
+        "STATE": [state(job) for job in found],
+        "AGE": [age(job.created_at) for job in found],
+        "PROGRESS": [escape(_progress(job, declared[job.workload])) for job in found],
+    }
+    if out.is_terminal and out.width < _WIDE:
+        columns = {name: columns[name] for name in ("ID", "STATE", "AGE", "PROGRESS")}
+    print_table(tuple(columns), zip(*columns.values(), strict=True))
 
 
 def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:

@@ -19,7 +19,7 @@ import typer
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
-from rolecall.client.connection import Connection, forget, store, write_secret
+from rolecall.client.connection import Connection, forget, store, stored, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import connection_file, for_nodes, read_worker, without
 from rolecall.spec.role import Role
@@ -35,9 +35,21 @@ _PORTS = 8192
 Count = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role, with one slot each.")]
 Servers = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the master; 0 selects a free port.")]
+
+
+def _folder(given: str | Path) -> Path:
+    if not str(given):
+        raise typer.BadParameter("it is empty; name a folder")
+    return Path(given)
+
+
 Data = Annotated[
     Path,
-    typer.Option(metavar="DIR", help="Folder for jobs, checkpoints and logs, which remain after the cluster ends."),
+    typer.Option(
+        metavar="DIR",
+        parser=_folder,
+        help="Folder for jobs, checkpoints and logs, which remain after the cluster ends.",
+    ),
 ]
 Token = Annotated[
     str | None, typer.Option("--token", envvar="ROLECALL_TOKEN", help="The users' token; by default a generated one.")
@@ -79,6 +91,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
     lock = _lock(data)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
+    lock.write(connection.url.encode())
+    lock.flush()
     roots = _data_roots(Path.cwd(), data.resolve())
     programs = cluster(connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": roots})
     err.print(f"starting a master and {len(programs) - 1} nodes; each imports PyTorch, which can take a minute")
@@ -86,8 +100,9 @@ def local(  # noqa: PLR0917 - the command line is the signature
         _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
             return
+        earlier = stored()
         token_file = store(connection)
-        stack.callback(forget, connection)
+        stack.callback(forget, connection, earlier)
         where = f"token in {_token_file(data)}" if token is None else "token as given"
         err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
@@ -234,15 +249,26 @@ def _first_ephemeral_port() -> int:
 
 
 def _lock(data: Path) -> BinaryIO:
-    """Lock the data folder; raises if another `rolecall local` has locked it. The lock ends with the file."""
-    data.mkdir(parents=True, exist_ok=True)
-    file = (data / "lock").open("ab")
+    """Lock the data folder; raises if another `rolecall local` has locked it. The lock ends with the file.
+
+    The file is for the URL of the cluster.
+    """
     try:
+        data.mkdir(parents=True, exist_ok=True)
+        file = (data / "lock").open("ab")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        url = (data / "lock").read_text(errors="replace")
         raise CommandError(
-            Exit.FAILED, f"another `rolecall local` uses {data}; use its cluster, or choose another --data and --port"
+            Exit.FAILED,
+            f"another `rolecall local` uses {data}; use its cluster (--url {url} --token "
+            f'"$(cat {_token_file(data)})"), or choose another --data and --port',
         ) from None
+    except OSError as error:
+        raise CommandError(
+            Exit.FAILED, f"{data} can't be the data folder ({error.strerror}); choose another --data"
+        ) from None
+    file.truncate(0)
     return file
 
 

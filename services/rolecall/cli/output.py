@@ -19,6 +19,7 @@ from rolecall.spec.metric import Split
 from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
+_WHOLE = frozenset({"ID", "JOB", "NODE", "TARGET", "WORKER", "WORKLOAD"})
 _MAX_SCORES = 2
 
 
@@ -47,10 +48,10 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without borders. An id stays on one line, so that it can be copied."""
+    """A table without borders. Ids and names stay on one line, so that they can be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading in {"ID", "JOB"})
+        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
     for row in rows:
         table.add_row(*row)
     return table

@@ -88,7 +88,9 @@ def update(  # noqa: PLR0917 - the command line is the signature
         raise typer.BadParameter("specify at least one change", param_hint="--scope, --max-…, --expires-in")
     with connect(url, token) as client:
         changed = client.change_token(name, changes)
-        print_json(client.raw) if json else out.print(f"token {name}: {_limits(changed) or 'no limits'}")
+        print_json(client.raw) if json else out.print(
+            f"token {name}: scopes {', '.join(changed.scopes)}; {_limits(changed) or 'no limits'}"
+        )
 
 
 @tokens.command("rotate")

@@ -54,10 +54,23 @@ def write_secret(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def forget(connection: Connection) -> None:
-    """Remove the stored cluster if it is still this one."""
-    if stored() == connection:
+def forget(connection: Connection, earlier: Connection | None) -> None:
+    """Remove the stored cluster if it is still this one; store the `earlier` one again if it still runs."""
+    if stored() != connection:
+        return
+    if earlier is not None and _listens(earlier):
+        store(earlier)
+    else:
         connection_file().unlink(missing_ok=True)
+
+
+def _listens(connection: Connection) -> bool:
+    try:
+        url = urlsplit(connection.url)
+        with socket.create_connection((url.hostname or "", url.port or 80), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def stored() -> Connection | None:

@@ -258,6 +258,8 @@ def legal(root: Schema, schema: Schema) -> str:
         return " or ".join(dict.fromkeys(filter(None, (legal(root, choice) for choice in choices))))
     if "properties" in schema:
         return "an object with " + ", ".join(schema["properties"])
+    if schema.get("format") == "date-time":
+        return "a time with its zone, such as 2026-01-31T18:00:00Z"
     kind = str(schema.get("type", ""))
     bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
     return " ".join([_KINDS.get(kind, kind), *bounds]).strip()

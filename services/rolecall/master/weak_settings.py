@@ -39,7 +39,11 @@ def _metrics_token(settings: MasterSettings, scrapes: Scrapes) -> Finding:
         found.append(f"since this master's start {calls} of /metrics used an admin token, {last}")
     if not found:
         return Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
-    remedy = "set ROLECALL_METRICS_TOKEN on the master and all nodes, and give Prometheus nothing else"
+    remedy = (
+        "set ROLECALL_METRICS_TOKEN on the master and all nodes, and give Prometheus nothing else"
+        if settings.metrics_token is None
+        else "give Prometheus the token of ROLECALL_METRICS_TOKEN, and nothing else"
+    )
     return Finding(check="metrics token", level=Level.WARNING, message="; ".join(found), remedy=remedy)
 
 

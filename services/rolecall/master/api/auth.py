@@ -246,7 +246,12 @@ def _unauthorized(
     connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
 ) -> HTTPException:
     master.sync.unauthenticated.note(refusal(connection.scope, None, 401))
-    problem = "the one given is not valid" if given else "none was given"
+    if given:
+        problem = "the one given is not valid"
+    elif "authorization" in connection.headers:
+        problem = "write it as 'Authorization: Bearer TOKEN'"
+    else:
+        problem = "none was given"
     return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
 
 
