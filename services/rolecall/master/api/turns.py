@@ -25,12 +25,12 @@ AT_ONCE = 4
 its response starts."""
 DOWNLOADS = 8
 """The same for downloads by the workers of an owner's jobs. A response starts within milliseconds."""
-UPLOADS = 32
-"""The same for uploads, which take the time of the network and the disk as well. One event loop can't receive more at a
-time any faster, so the uploads of a large gang take as long as without turns."""
-_LONG_S = 5.0
+UPLOADS = 16
+"""The same for uploads, which take the time of the network and the disk as well. As many threads write them, so more
+at a time would not be faster."""
+_LONG_S = 2.0
 """An upload that takes longer gives its turn to others and continues. Long uploads are few calls, and if others waited
-for all of them, a worker of a large gang would give up. With 512 uploads, the last one waits for 80 s at most."""
+for all of them, a worker of a large gang would give up. With 200 uploads, the last one waits for 25 s at most."""
 LARGE_BYTES = 1 << 16
 """A token has one call with a larger body in progress."""
 _REST = 3.0
