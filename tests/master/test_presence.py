@@ -1,13 +1,18 @@
 """Which nodes are alive, by a clock that the test turns."""
 
+import asyncio
+import time
+from pathlib import Path
+
 import pytest
 
+from rolecall.master.lag import Lag
 from rolecall.master.presence import Presence
 from rolecall.master.store.records import NodeRecord
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.role import Role
 
-from .harness import ManualClock, make_node
+from .harness import ManualClock, Node, make_node, on_master
 
 NODE, FIRST, SECOND = "trainer-0", "first", "second"
 
@@ -128,3 +133,45 @@ def test_states_are_those_that_placement_and_users_see(presence: Presence, clock
     assert state.obstacle == "the disk is full"
     presence.closing = True
     assert presence.states([record])[0].draining
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "silence_s", "lost"), [(4.0, 13.9, False), (4.0, 14.1, True), (1e6, 29.9, False), (1e6, 30.1, True)]
+)
+def test_a_late_master_is_more_patient_within_limits(
+    clock: ManualClock, lag_s: float, silence_s: float, lost: bool
+) -> None:
+    presence = Presence(10.0, clock.monotonic, lambda: lag_s)
+    presence.register(NODE, FIRST)
+    clock.advance(silence_s)
+    assert presence.is_lost(NODE) == lost
+    assert presence.may_be_alive(NODE) != lost
+
+
+async def test_the_lag_is_the_time_in_which_the_event_loop_did_something_else() -> None:
+    lag = Lag(remember_s=0.5)
+    running = asyncio.create_task(lag.run())
+    await asyncio.sleep(0)
+    assert lag.recent_s() == 0.0
+    time.sleep(0.4)  # noqa: ASYNC251 - it blocks the loop, which is the point
+    assert 0.25 < lag.recent_s() < 5, "the current delay counts"
+    await asyncio.sleep(0)
+    assert 0.25 < lag.recent_s() < 5
+    async with asyncio.timeout(20):
+        while lag.recent_s():
+            await asyncio.sleep(0.05)
+    running.cancel()
+
+
+async def test_a_node_is_not_lost_while_the_master_is_late(tmp_path: Path) -> None:
+    async with on_master(tmp_path, node_timeout_s=1.0) as client:
+        await Node(client, make_node(NODE, Role.TRAINER)).register()
+        time.sleep(1.3)  # noqa: ASYNC251 - it blocks the master, so that no heartbeat could arrive
+        assert client.master.presence.silence_s(NODE) > 1.0
+        assert not client.master.presence.is_lost(NODE)
+
+
+async def test_a_nodes_fence_outlasts_the_masters_patience(tmp_path: Path) -> None:
+    async with on_master(tmp_path, node_timeout_s=40.0) as client:
+        registered = await Node(client, make_node(NODE, Role.TRAINER)).register()
+        assert registered.json()["node_timeout_s"] == client.master.presence.longest_silence_s == 120.0

@@ -43,6 +43,36 @@ async def test_users_leave_connections_to_nodes(tmp_path: Path) -> None:
         assert (await client.user("GET", "/jobs")).status_code == 200
 
 
+async def test_workers_take_the_share_of_users(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        node = await one_trainer(client)
+        released = asyncio.Event()
+        calls = await occupy(client.master.database, released, 60)
+        with pytest.raises(httpx.ReadTimeout):
+            await client.worker("GET", "toy-1", 1, "/blobs/1/part", timeout=0.3)
+        async with asyncio.timeout(5):
+            await node.enter()
+        released.set()
+        await asyncio.gather(*calls)
+        assert (await client.worker("GET", "toy-1", 1, "/blobs/1/part")).status_code == 404
+
+
+async def test_each_request_says_whose_share_it_takes(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        released = asyncio.Event()
+        calls = await occupy(client.master.database, released, 60)
+
+        async def after_a_user() -> None:
+            serve_user()
+            serve_user(is_user=False)
+            await client.master.database.ping()
+
+        async with asyncio.timeout(5):
+            await asyncio.create_task(after_a_user())
+        released.set()
+        await asyncio.gather(*calls)
+
+
 async def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         order: list[str] = []

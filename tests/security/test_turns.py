@@ -13,7 +13,7 @@ from tests.security.test_edge import head, limited
 
 from rolecall.master.access import Principal
 from rolecall.master.api import turns
-from rolecall.master.api.turns import AT_ONCE, CallTurns
+from rolecall.master.api.turns import AT_ONCE, DOWNLOADS, UPLOADS, CallTurns
 from rolecall.spec.access import Scope as Scopes
 
 LARGE = {"content-length": str(turns.LARGE_BYTES + 1)}
@@ -73,10 +73,14 @@ def tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     def admission_of(scope: Scope) -> SimpleNamespace:
         if scope["token"].startswith("toy-"):
             return SimpleNamespace(caller=None, job=scope["token"])
+        if scope["token"] == "node":
+            return SimpleNamespace(caller=Principal("node", frozenset({Scopes.NODE})), job="")
         own = Scopes.ADMIN if scope["token"] == "admin" else Scopes.SUBMIT
         return SimpleNamespace(caller=Principal(scope["token"], frozenset({own})), job="")
 
     monkeypatch.setattr(turns, "admission_of", admission_of)
+    # The owner of `toy-1` has `toy-1-b`, too.
+    monkeypatch.setattr(turns, "_owner", lambda _scope, job: job.removesuffix("-b"))
     yield
 
 
@@ -102,14 +106,47 @@ async def test_nodes_admins_and_pages_do_not_wait() -> None:
     await asyncio.gather(*app.tasks)
 
 
-async def test_the_workers_of_a_job_share_turns_for_json_but_not_for_files() -> None:
+async def test_the_workers_of_an_owners_jobs_share_turns() -> None:
     app = App()
-    for _ in range(20):
-        app.call("toy-1", "/internal/jobs/toy-1/attempts/1/checkpoints")
-        app.call("toy-2", "/internal/jobs/toy-2/attempts/1/blobs/part", "PUT", **LARGE)
+    for job in ("toy-1", "toy-1-b"):
+        for _ in range(20):
+            app.call(job, f"/internal/jobs/{job}/attempts/1/checkpoints")
     for _ in range(2):
         app.call("toy-3", "/internal/jobs/toy-3/attempts/1/checkpoints", **LARGE)
-    assert await app.settled() == ["toy-1"] * AT_ONCE + ["toy-2"] * 20 + ["toy-3"]
+    assert await app.settled() == ["toy-1"] * AT_ONCE + ["toy-3"]
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+
+
+@pytest.mark.parametrize(("method", "most"), [("GET", DOWNLOADS), ("PUT", UPLOADS)])
+async def test_the_workers_of_an_owners_jobs_have_few_files_in_progress(method: str, most: int) -> None:
+    app = App()
+    for _ in range(2 * UPLOADS):
+        for job in ("toy-1", "toy-1-b"):
+            app.call(job, f"/internal/jobs/{job}/attempts/1/blobs/part", method, **LARGE)
+    app.call("toy-2", "/internal/jobs/toy-2/attempts/1/blobs/part", method, **LARGE)
+    app.call("toy-1", "/internal/jobs/toy-1/attempts/1/checkpoints")
+    assert len(await app.settled()) == most + 2, "uploads, downloads and records don't wait for each other"
+    app.end.set()
+    answers = await asyncio.gather(*app.tasks)
+    assert {answer[0]["status"] for answer in answers} == {200}
+
+
+async def test_a_long_upload_gives_its_turn_to_others_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_LONG_S", 0.01)
+    app = App()
+    for _ in range(3 * UPLOADS):
+        app.call("toy-1", "/internal/jobs/toy-1/attempts/1/blobs/part", "PUT", **LARGE)
+    async with asyncio.timeout(5):
+        while len(await app.settled()) < 3 * UPLOADS:
+            await asyncio.sleep(0.01)
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+    monkeypatch.setattr(turns, "_LONG_S", 3600.0)
+    app.end.clear()
+    for _ in range(3 * UPLOADS):
+        app.call("toy-1", "/internal/jobs/toy-1/attempts/1/blobs/part", "PUT", **LARGE)
+    assert len(await app.settled()) == UPLOADS, "each turn was returned once"
     app.end.set()
     await asyncio.gather(*app.tasks)
 

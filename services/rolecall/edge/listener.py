@@ -3,6 +3,10 @@
 import socket
 
 _BACKLOG = 2048
+ACCEPTS = 4
+"""The number of connections that a server accepts in one pass of its event loop. asyncio accepts as many as its
+`backlog`, so a flood of new connections would delay every call by the time of accepting thousands of them.
+"""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -13,3 +17,8 @@ def listen(host: str, port: int) -> socket.socket:
     # 896, RFC 1122). Connections inherit it. asyncio sets it only if asyncio itself opened the listener.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def restore_backlog(listener: socket.socket) -> None:
+    """Let the kernel hold many new connections. asyncio limits them to its own `backlog`, see `ACCEPTS`."""
+    listener.listen(_BACKLOG)

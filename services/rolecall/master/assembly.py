@@ -17,10 +17,11 @@ from rolecall.master.exporter import Exporter, Target
 from rolecall.master.history import History
 from rolecall.master.inspections import Inspections
 from rolecall.master.instruments import Instruments
+from rolecall.master.lag import Lag
 from rolecall.master.leadership import Leadership
 from rolecall.master.notifier import Notifier
 from rolecall.master.placer import Placer
-from rolecall.master.presence import Presence
+from rolecall.master.presence import Presence, longest_silence_s
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.request_checks import RequestChecks
@@ -58,6 +59,8 @@ class Master:
     sessions: Sessions
     """The sessions of browsers."""
     presence: Presence
+    lag: Lag
+    """The delays of the event loop, which `presence` takes into account."""
     streams: Streams
     blobs: Blobs
     progress: ProgressBook
@@ -146,6 +149,7 @@ class _Parts:
     instruments: Instruments
     access: Access
     presence: Presence
+    lag: Lag
     streams: Streams
     progress: ProgressBook
     answers: Answers
@@ -165,6 +169,7 @@ class _Parts:
         instruments: Instruments,
     ) -> Self:
         answers, news = Answers(clock.monotonic), Signals()
+        lag = Lag(remember_s=longest_silence_s(settings.node_timeout_s))
         streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
         view = View(database, catalogue, clock.monotonic)
         return cls(
@@ -175,7 +180,8 @@ class _Parts:
             blobs=blobs,
             instruments=instruments,
             access=_access(settings, clock),
-            presence=Presence(settings.node_timeout_s, clock.monotonic),
+            presence=Presence(settings.node_timeout_s, clock.monotonic, lag.recent_s),
+            lag=lag,
             streams=streams,
             progress=ProgressBook(streams),
             answers=answers,
@@ -276,6 +282,7 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
         signing_key=signing_key,
         sessions=Sessions(parts.access, signing_key, clock.now),
         presence=parts.presence,
+        lag=parts.lag,
         streams=parts.streams,
         blobs=parts.blobs,
         progress=parts.progress,

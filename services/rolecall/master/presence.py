@@ -22,11 +22,20 @@ It is shorter than the time for which a node waits for its name, so that a node 
 """
 
 
-class Presence:
-    """The last heartbeat of every node, on the monotonic clock `now`, and its findings."""
+_PATIENCE = 3.0
+"""The silence after which a node is lost however late the master's event loop is, as a multiple of the timeout."""
 
-    def __init__(self, timeout_s: float, now: Callable[[], float]) -> None:
+
+class Presence:
+    """The last heartbeat of every node, on the monotonic clock `now`, and its findings.
+
+    `lag_s` returns the recent delays of the event loop. A node is lost only after a longer silence, because the master
+    reads heartbeats late.
+    """
+
+    def __init__(self, timeout_s: float, now: Callable[[], float], lag_s: Callable[[], float] = lambda: 0.0) -> None:
         self.timeout_s = timeout_s
+        self._lag_s = lag_s
         self.closing = False
         """True while the master exits, so that no node is used for new work."""
         self._now = now
@@ -90,14 +99,21 @@ class Presence:
         """Seconds since the node's last heartbeat, or since the master started."""
         return self._now() - self._heartbeats.get(node, self._begun)
 
+    @property
+    def longest_silence_s(self) -> float:
+        """The silence after which a node is certainly lost."""
+        return longest_silence_s(self.timeout_s)
+
     def is_lost(self, node: str) -> bool:
-        """Return whether the node has been silent for longer than the timeout."""
-        return self.silence_s(node) > self.timeout_s
+        """Return whether the node has been silent for longer than the timeout and the recent lag."""
+        silence_s = self.silence_s(node)
+        return silence_s > self.timeout_s and silence_s > min(self.timeout_s + self._lag_s(), self.longest_silence_s)
 
     def may_be_alive(self, node: str) -> bool:
         """Return whether a live node may have this name. Without a heartbeat, this is so only for a short time."""
-        timeout_s = self.timeout_s if node in self._heartbeats else min(_CALLS_AGAIN_S, self.timeout_s)
-        return self.silence_s(node) <= timeout_s
+        if node in self._heartbeats:
+            return not self.is_lost(node)
+        return self.silence_s(node) <= min(_CALLS_AGAIN_S, self.timeout_s)
 
     def is_alive(self, node: str) -> bool:
         """Return whether the node is not lost and has reported findings to this master."""
@@ -123,6 +139,11 @@ class Presence:
         if spec.version == __version__:
             return found
         return (*(one for one in found if one.check != VERSION), version(spec.version, __version__))
+
+
+def longest_silence_s(timeout_s: float) -> float:
+    """The silence after which a node is certainly lost, with this timeout."""
+    return _PATIENCE * timeout_s
 
 
 def _levels(findings: Iterable[Finding]) -> set[tuple[str, str]]:

@@ -54,6 +54,7 @@ class Program:
                 self.master = master
                 loops = [asyncio.create_task(loop.run(), name=name) for name, loop in master.loops.items()]
                 loops.append(asyncio.create_task(leadership.watch(master.database, master.term), name="leadership"))
+                loops.append(asyncio.create_task(master.lag.run(), name="lag"))
                 self.settled.set()
                 try:
                     await _await_fault(loops)

@@ -163,6 +163,7 @@ class MasterServer(uvicorn.Server):
             create_app(program),
             http=limited_protocol(LIMITS, certificate.context if certificate else None),
             ws="none",
+            backlog=listener.ACCEPTS,
             headers=HEADERS,
             server_header=False,
             log_config=None,
@@ -183,6 +184,7 @@ class MasterServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for one in sockets or ():
+            listener.restore_backlog(one)
             host, port = one.getsockname()[:2]
             address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
             _LOG.info("master listening on %s", address, extra=about("master_listening"))

@@ -16,7 +16,7 @@ class Contact:
 
     fence_s: float
     node_timeout_s: float | None = None
-    """The silence after which the master considers this node lost; None until the master has sent it."""
+    """The silence after which the master certainly considers this node lost; None until the master has sent it."""
     answered_at: float | None = None
     """The time of the master's last answer; None before the first one."""
     answering_since: float | None = None

@@ -94,7 +94,8 @@ class Registered(Value):
     """The heartbeat interval. The longest allowed silence is a multiple of it."""
     master_version: str
     node_timeout_s: float | None = None
-    """Seconds of silence after which the master considers the node lost; None from masters that don't send it."""
+    """Seconds of silence after which the master certainly considers the node lost; None from masters that don't send
+    it."""
 
 
 class ScrapeToken(Value):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers
@@ -14,6 +15,7 @@ from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, refusal
 from rolecall.master.api.error_handlers import problem_response
+from rolecall.master.api.strangers import StrangerTurns, received
 from rolecall.master.program import master_of
 from rolecall.master.sessions import COOKIE
 from rolecall.master.store.database import serve_user
@@ -27,38 +29,40 @@ _OPEN = {"/healthz", LOGIN}
 _OPEN_FOLDER = "/ui/static/"
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
-"""Not in the users' share of database connections, so that busy users don't make the master look broken."""
 _NO = {"0", "false", "f", "no", "n", "off"}
 
 
 class Gate:
-    """Answers 401 to a request without a valid token for its path, before its body is read."""
+    """Answers 401 to a request without a valid token for its path, before its body is read.
+
+    Requests that it refuses, and those of paths that need no token, take the turns of strangers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._strangers = StrangerTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["path"]):
+        if scope["type"] == "http" and is_open(scope["path"]):
+            if replayed := await received(receive):
+                await self._strangers.serve(self._app, scope, replayed, send)
+            return
+        if scope["type"] == "http":
             found = admission_of(scope)
-            if found.status is TokenStatus.NONE:
-                answer = _answer_login if _is_page(scope) else _answer_unauthorized
-                await answer(scope, receive, send, found)
-                return
-            if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
-                await _answer_forbidden(scope, receive, send, found, found.caller)
+            if found.status is not TokenStatus.ACCEPTED:
+                await self._strangers.serve(partial(_refuse, found), scope, receive, send)
                 return
             if found.by_session and scope["method"] not in _SAFE and not is_same_origin(Headers(scope=scope)):
                 await _answer_other_site(scope, receive, send)
                 return
-            if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
+            if excess := claim(scope, *_owner(found)):
                 # 429 means that the caller itself is the cause. For a worker, that can be others of its job.
                 status = 429 if excess.by_owner and found.caller is not None else 503
                 headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
                 response = problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)
                 await response(scope, receive, send)
                 return
-            if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
-                serve_user()
+            serve_user(is_user=not _is_of_operators(scope["path"], found))
         await self._app(scope, receive, send)
 
 
@@ -110,6 +114,15 @@ def is_of_page(path: str) -> bool:
     return path == "/" or path.startswith("/ui/")
 
 
+def _is_of_operators(path: str, found: Admission) -> bool:
+    """True for the calls of nodes, and for those that show whether the master works.
+
+    They are not in the users' share of database connections, so that busy users don't make nodes lost, or the master
+    look broken. The code of a job can use its attempt's token as it likes, so workers' calls are users' calls.
+    """
+    return (found.is_internal and found.caller is not None) or path in _OF_OPERATORS
+
+
 def _is_page(scope: Scope) -> bool:
     """True if a browser requests a page; programs present a token, and learn that it is not valid."""
     return is_of_page(scope["path"]) and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
@@ -122,6 +135,15 @@ def _owner(found: Admission) -> tuple[Group, str]:
     if found.is_internal:
         return Group.NODES, ""
     return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
+
+
+async def _refuse(found: Admission, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request whose token, if it has one, does not give access to its path."""
+    if found.caller is not None:
+        await _answer_forbidden(scope, receive, send, found, found.caller)
+    else:
+        answer = _answer_login if _is_page(scope) else _answer_unauthorized
+        await answer(scope, receive, send, found)
 
 
 async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:

@@ -37,7 +37,7 @@ async def register_node(spec: NodeSpec, master: Running) -> Registered:
     return Registered(
         heartbeat_s=registry.longest_wait_s(master),
         master_version=__version__,
-        node_timeout_s=master.settings.node_timeout_s,
+        node_timeout_s=master.presence.longest_silence_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Middleware that lets each user and each job have few calls in progress, so that their calls delay only their own.
+"""Middleware that lets each user, and the jobs of each, have few calls in progress, so that they delay only their own.
 
 Python runs one thread at a time. A body of 1 MiB keeps the event loop busy for up to 0.2 s, and everyone waits for it,
 nodes included. Users also share the threads that check and plan jobs, and connections to the database.
@@ -6,57 +6,79 @@ nodes included. Users also share the threads that check and plan jobs, and conne
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.api.gate import admission_of, is_of_page, is_open
+from rolecall.master.api.strangers import until_response
+from rolecall.master.program import master_of
 from rolecall.spec.access import Scope as Scopes
 
 AT_ONCE = 4
-"""The number of calls that a token, or a job's workers, have in progress. A call is in progress until its response
-starts."""
+"""The number of calls that a token, or the workers of an owner's jobs, have in progress. A call is in progress until
+its response starts."""
+DOWNLOADS = 8
+"""The same for downloads by the workers of an owner's jobs. A response starts within milliseconds."""
+UPLOADS = 16
+"""The same for uploads, which take the time of the network and the disk as well. As many threads write them, so more
+at a time would not be faster."""
+_LONG_S = 2.0
+"""An upload that takes longer gives its turn to others and continues. Long uploads are few calls, and if others waited
+for all of them, a worker of a large gang would give up. With 200 uploads, the last one waits for 25 s at most."""
 LARGE_BYTES = 1 << 16
 """A token has one call with a larger body in progress."""
 _REST = 3.0
 """The rest of a token after a large body, as a multiple of the call's duration."""
 _MAX_REST_S = 1.0
 _WAIT_S = 10.0
+_UPLOAD_WAIT_S = 45.0
+"""Less than the time after which a worker gives up a write. Then it tries again."""
 _MOST_WAITING = 512
 """As many as a token has connections. Clients that hang up leave their calls behind."""
-_JOB = "job "
-"""Before the id of a job whose workers share turns. No token has a name with a space."""
+_WORKERS = "workers of "
+"""Before the owner of the jobs whose workers share turns. No token has a name with a space."""
 _INSPECTIONS = ("/timeline", "/stacks", "/profile")
 """These wait for workers, which may not answer, so they don't use up the turns of other calls."""
+
+
+class _Lane(NamedTuple):
+    """The calls that share turns."""
+
+    token: str
+    kind: str
+    width: int = AT_ONCE
+    wait_s: float | None = None
+    """The longest wait for a turn; None for the usual one."""
 
 
 class CallTurns:
     """Delays the calls of a token that has enough of them in progress, and answers 429 to those that wait too long.
 
-    The workers of a job share its turns when they send JSON. Their files don't wait, and neither do calls of nodes and
-    admins, nor pages: they call the API, where they wait.
+    The workers of all jobs of an owner share turns. Calls of nodes and admins don't wait, and neither do pages: they
+    call the API, where they wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[_Lane, asyncio.Semaphore] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = _limited_token(scope)
-        if token is None:
+        lane = _lane(scope)
+        if lane is None:
             await self._app(scope, receive, send)
             return
-        is_large = _is_large(Headers(scope=scope))
-        lane = "large" if is_large else "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
-        turns = self._turns.setdefault((token, lane), asyncio.Semaphore(1 if is_large else AT_ONCE))
-        if not await self._acquire(token, turns):
-            owner = f"the workers of {token} have" if token.startswith(_JOB) else "this token has"
-            detail = f"{owner} {AT_ONCE} calls in progress already, or one with a large body; try again later"
+        turns = self._turns.setdefault(lane, asyncio.Semaphore(lane.width))
+        if not await self._acquire(lane, turns):
+            owner = f"the {lane.token}'s jobs have" if lane.token.startswith(_WORKERS) else "this token has"
+            most = AT_ONCE if lane.kind == "large" else lane.width
+            detail = f"{owner} {most} calls in progress already, or one with a large body; try again later"
             headers = {"Retry-After": "10", "Connection": "close"}
             await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
             return
@@ -64,26 +86,23 @@ class CallTurns:
         began = loop.time()
 
         def end() -> None:
-            rest_s = min(_MAX_REST_S, _REST * (loop.time() - began)) if is_large else 0.0
+            rest_s = min(_MAX_REST_S, _REST * (loop.time() - began)) if lane.kind == "large" else 0.0
             loop.call_later(rest_s, turns.release)
 
-        async with AsyncExitStack() as turn:
+        with ExitStack() as turn:
             turn.callback(end)
+            if lane.kind == "upload":
+                turn.callback(loop.call_later(_LONG_S, turn.close).cancel)
+            await until_response(self._app, scope, receive, send, turn.close)
 
-            async def ending_send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    await turn.aclose()
-                await send(message)
-
-            await self._app(scope, receive, ending_send)
-
-    async def _acquire(self, token: str, turns: asyncio.Semaphore) -> bool:
+    async def _acquire(self, lane: _Lane, turns: asyncio.Semaphore) -> bool:
         """Wait for a turn; return False if there is none in time."""
+        token = lane.token
         if self._waiting[token] >= _MOST_WAITING:
             return False
         self._waiting[token] += 1
         try:
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(lane.wait_s or _WAIT_S):
                 return await turns.acquire()
         except TimeoutError:
             return False
@@ -93,16 +112,31 @@ class CallTurns:
                 del self._waiting[token]
 
 
-def _limited_token(scope: Scope) -> str | None:
-    """The user's token, or the job of a worker, whose calls are limited; None for other calls."""
+def _lane(scope: Scope) -> _Lane | None:
+    """The lane of a call of a user or a worker; None for other calls."""
     if scope["type"] != "http" or is_open(scope["path"]) or is_of_page(scope["path"]):
         return None
-    if scope["path"].startswith("/internal/"):
-        job = admission_of(scope).job if scope["method"] == "POST" else ""
-        return f"{_JOB}{job}" if job else None
-    caller = admission_of(scope).caller
+    found = admission_of(scope)
+    if found.job:
+        token = f"{_WORKERS}{_owner(scope, found.job)}"
+        if scope["method"] == "PUT":
+            return _Lane(token, "upload", UPLOADS, _UPLOAD_WAIT_S)
+        if scope["method"] != "POST":
+            return _Lane(token, "download", DOWNLOADS)
     # By name, because a token has two secrets while it is rotated.
-    return None if caller is None or Scopes.ADMIN in caller.scopes else caller.name
+    elif scope["path"].startswith("/internal/") or found.caller is None or Scopes.ADMIN in found.caller.scopes:
+        return None
+    else:
+        token = found.caller.name
+    if _is_large(Headers(scope=scope)):
+        return _Lane(token, "large", 1)
+    return _Lane(token, "inspection" if scope["path"].endswith(_INSPECTIONS) else "other")
+
+
+def _owner(scope: Scope, job: str) -> str:
+    """The owner of a job that holds slots; empty for others, whose workers are refused."""
+    gang = master_of(scope["app"]).view.gangs.get(job)
+    return gang.job.owner if gang else ""
 
 
 def _is_large(headers: Headers) -> bool:

@@ -41,9 +41,13 @@ _FULL_BYTES = 1 << 20
 _of_user: ContextVar[bool] = ContextVar("_of_user", default=False)
 
 
-def serve_user() -> None:
-    """Take the connections of this task from the users' share."""
-    _of_user.set(True)
+def serve_user(*, is_user: bool = True) -> None:
+    """Take the connections of this task from the users' share, or not.
+
+    The server can begin a request in the context of an earlier one on the same connection, which belongs to other
+    callers if a proxy shares it. Therefore, set it for each request.
+    """
+    _of_user.set(is_user)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The pages and the parts of them that htmx reloads."""
 
 import mimetypes
+from functools import cache
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
@@ -93,20 +94,23 @@ async def compare(
 
 
 @static_router.get("/ui/static/{path:path}")
-def static(path: str) -> Response:
+async def static(path: str) -> Response:
     """A script or style. Only names that the package has are served."""
-    name = next((one for one in _static_names() if one == path), None)
-    if name is None:
+    content = _static_files().get(path)
+    if content is None:
         raise HTTPException(404)
-    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     headers = {"Cache-Control": f"public, max-age={_HOUR_S}"}
-    return Response(STATIC.joinpath(*name.split("/")).read_bytes(), headers=headers, media_type=media_type)
+    return Response(content, headers=headers, media_type=media_type)
 
 
-def _static_names() -> list[str]:
+@cache
+def _static_files() -> dict[str, bytes]:
+    """The files by name. They are small, and everyone can request them, so they are read once."""
     vendor = STATIC / "vendor"
-    names = [one.name for one in STATIC.iterdir() if one.is_file()]
-    return names + [f"vendor/{one.name}" for one in vendor.iterdir() if one.name.endswith((".js", ".css"))]
+    found = {one.name: one.read_bytes() for one in STATIC.iterdir() if one.is_file()}
+    wanted = (one for one in vendor.iterdir() if one.name.endswith((".js", ".css")))
+    return found | {f"vendor/{one.name}": one.read_bytes() for one in wanted}
 
 
 async def show_api_error(request: Request, error: Exception) -> Response:

@@ -1,0 +1,107 @@
+"""Turns for callers without a token for their path: they are served one at a time, while the calls of others go on.
+
+A refusal takes the event loop as long as an answer, so a client that repeats such calls on hundreds of connections
+would keep the loop busy either way, and everyone's calls would wait for all of them in each pass of the loop. Instead,
+the calls wait, which costs nothing. Addresses take turns, so that probes don't wait for a flood from elsewhere.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from weakref import WeakValueDictionary
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rolecall.master.api.auth import address_of
+from rolecall.master.api.error_handlers import problem_response
+
+_REST = 3.0
+"""The rest after a call, as a multiple of its duration: strangers take at most a quarter of the event loop's time."""
+_MAX_REST_S = 0.05
+_WAIT_S = 10.0
+_MOST_WAITING = 256
+"""As many as an address has connections. Clients that hang up leave their calls behind."""
+_BODY_BYTES = 4096
+"""The part of a body that must arrive before a turn. No open path reads a larger body."""
+_BUSY = "this address has too many calls without a valid token in progress; try again later"
+
+
+class StrangerTurns:
+    """Serves the calls of strangers in turn. Answers 429 to those that wait too long."""
+
+    def __init__(self) -> None:
+        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._all = asyncio.Semaphore(1)
+        self._waiting: Counter[str] = Counter()
+
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call `app` in a turn, which ends when its response starts."""
+        address = address_of(scope)
+        own = self._by_address.setdefault(address, asyncio.Semaphore(1))
+        with ExitStack() as turn:
+            if not await self._begin(address, own, turn):
+                headers = {"Retry-After": "10", "Connection": "close"}
+                await problem_response(429, _BUSY, Request(scope), headers=headers)(scope, receive, send)
+                return
+            await until_response(app, scope, receive, send, turn.close)
+
+    async def _begin(self, address: str, own: asyncio.Semaphore, turn: ExitStack) -> bool:
+        """Wait for a turn, which `turn` ends; return False if there is none in time."""
+        if self._waiting[address] >= _MOST_WAITING:
+            return False
+        self._waiting[address] += 1
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                # At most one call of each address waits for the common turn.
+                await own.acquire()
+                turn.callback(own.release)
+                await self._all.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting[address] -= 1
+            if not self._waiting[address]:
+                del self._waiting[address]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def rest() -> None:
+            loop.call_later(min(_MAX_REST_S, _REST * (loop.time() - began)), self._all.release)
+
+        turn.callback(rest)
+        return True
+
+
+async def until_response(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:
+    """Call `app`, and `end` when its response starts."""
+
+    async def ending_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            end()
+        await send(message)
+
+    await app(scope, receive, ending_send)
+
+
+async def received(receive: Receive) -> Receive | None:
+    """Wait for the body of a call, or its first part, and replay it; None if the client hangs up.
+
+    With it, a turn doesn't wait for a slow client.
+    """
+    messages: list[Message] = []
+    size, more = 0, True
+    while more and size <= _BODY_BYTES:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        messages.append(message)
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    messages.reverse()
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
