@@ -246,13 +246,15 @@ def _unauthorized(
     connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
 ) -> HTTPException:
     master.sync.unauthenticated.note(refusal(connection.scope, None, 401))
-    if given:
-        problem = "the one given is not valid"
-    elif "authorization" in connection.headers:
-        problem = "write it as 'Authorization: Bearer TOKEN'"
-    else:
-        problem = "none was given"
+    problem = problem_of_token(connection, given)
     return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
+
+
+def problem_of_token(connection: HTTPConnection, given: str | None) -> str:
+    """What is wrong with the token of a refused call, `given` if it could be read."""
+    if given:
+        return "the one given is not valid"
+    return "write it as 'Authorization: Bearer TOKEN'" if "authorization" in connection.headers else "none was given"
 
 
 def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:

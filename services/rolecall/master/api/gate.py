@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, refusal
+from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, problem_of_token, refusal
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.api.strangers import StrangerTurns, received
 from rolecall.master.program import master_of
@@ -148,7 +148,7 @@ async def _refuse(found: Admission, scope: Scope, receive: Receive, send: Send) 
 
 async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
-    problem = "the one given is not valid" if found.token else "none was given"
+    problem = problem_of_token(HTTPConnection(scope), found.token)
     master_of(scope["app"]).sync.unauthenticated.note(refusal(scope, None, 401))
     # Close the connection, so that the rest of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
