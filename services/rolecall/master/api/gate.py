@@ -15,7 +15,7 @@ from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, problem_of_token, refusal
 from rolecall.master.api.error_handlers import problem_response
-from rolecall.master.api.strangers import StrangerTurns, received
+from rolecall.master.api.unauthenticated import UnauthenticatedTurns, received
 from rolecall.master.program import master_of
 from rolecall.master.sessions import COOKIE
 from rolecall.master.store.database import serve_user
@@ -35,22 +35,22 @@ _NO = {"0", "false", "f", "no", "n", "off"}
 class Gate:
     """Answers 401 to a request without a valid token for its path, before its body is read.
 
-    Requests that it refuses, and those of paths that need no token, take the turns of strangers.
+    Requests that it refuses, and those of paths that need no token, take the turns of unauthenticated clients.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._strangers = StrangerTurns()
+        self._unauthenticated = UnauthenticatedTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_open(scope["path"]):
             if replayed := await received(receive):
-                await self._strangers.serve(self._app, scope, replayed, send)
+                await self._unauthenticated.serve(self._app, scope, replayed, send)
             return
         if scope["type"] == "http":
             found = admission_of(scope)
             if found.status is not TokenStatus.ACCEPTED:
-                await self._strangers.serve(partial(_refuse, found), scope, receive, send)
+                await self._unauthenticated.serve(partial(_refuse, found), scope, receive, send)
                 return
             if found.by_session and scope["method"] not in _SAFE and not is_same_origin(Headers(scope=scope)):
                 await _answer_other_site(scope, receive, send)

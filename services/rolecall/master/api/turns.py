@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.api.gate import admission_of, is_of_page, is_open
-from rolecall.master.api.strangers import until_response
+from rolecall.master.api.unauthenticated import until_response
 from rolecall.master.program import master_of
 from rolecall.spec.access import Scope as Scopes
 

@@ -18,7 +18,7 @@ from rolecall.master.api.auth import address_of
 from rolecall.master.api.error_handlers import problem_response
 
 _REST = 3.0
-"""The rest after a call, as a multiple of its duration: strangers take at most a quarter of the event loop's time."""
+"""The rest after a call, as a multiple of its duration: these calls take at most a quarter of the event loop's time."""
 _MAX_REST_S = 0.05
 _WAIT_S = 10.0
 _MOST_WAITING = 256
@@ -28,8 +28,8 @@ _BODY_BYTES = 4096
 _BUSY = "this address has too many calls without a valid token in progress; try again later"
 
 
-class StrangerTurns:
-    """Serves the calls of strangers in turn. Answers 429 to those that wait too long."""
+class UnauthenticatedTurns:
+    """Serves the calls of unauthenticated clients in turn. Answers 429 to those that wait too long."""
 
     def __init__(self) -> None:
         self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()

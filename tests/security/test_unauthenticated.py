@@ -13,8 +13,8 @@ from tests.security.test_crowd import PATIENT, ask, held
 from tests.security.test_edge import connection_table, head, limited
 
 from rolecall.edge.listener import ACCEPTS
-from rolecall.master.api import strangers
-from rolecall.master.api.strangers import StrangerTurns
+from rolecall.master.api import unauthenticated
+from rolecall.master.api.unauthenticated import UnauthenticatedTurns
 
 LOGIN = {"Content_Type": "application/x-www-form-urlencoded", "Sec_Fetch_Site": "same-origin"}
 
@@ -25,7 +25,7 @@ class App:
     def __init__(self) -> None:
         self.running: list[str] = []
         self.end = asyncio.Event()
-        self.turns = StrangerTurns()
+        self.turns = UnauthenticatedTurns()
         self.tasks: list[asyncio.Task[list[Message]]] = []
 
     async def _serve(self, scope: Scope, _receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_strangers_are_served_one_at_a_time_and_their_addresses_take_turns() -> None:
+async def test_unauthenticated_clients_are_served_one_at_a_time_and_their_addresses_take_turns() -> None:
     app = App()
     for _ in range(50):
         app.call("flood")
@@ -72,8 +72,8 @@ async def test_strangers_are_served_one_at_a_time_and_their_addresses_take_turns
 
 
 async def test_a_turn_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_MAX_REST_S", 3600.0)
-    monkeypatch.setattr(strangers, "_REST", 1e9)
+    monkeypatch.setattr(unauthenticated, "_MAX_REST_S", 3600.0)
+    monkeypatch.setattr(unauthenticated, "_REST", 1e9)
     app = App()
     app.end.set()
     assert (await app.call("a"))[0]["status"] == 200
@@ -83,9 +83,9 @@ async def test_a_turn_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> 
     second.cancel()
 
 
-async def test_strangers_that_wait_too_long_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_WAIT_S", 0.01)
-    monkeypatch.setattr(strangers, "_MOST_WAITING", 3)
+async def test_unauthenticated_clients_that_wait_too_long_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unauthenticated, "_WAIT_S", 0.01)
+    monkeypatch.setattr(unauthenticated, "_MOST_WAITING", 3)
     app = App()
     first = app.call("a")
     await settled()
@@ -97,7 +97,7 @@ async def test_strangers_that_wait_too_long_are_answered(monkeypatch: pytest.Mon
     assert (b"connection", b"close") in answers[0][0]["headers"]
     app.end.set()
     assert (await first)[0]["status"] == 200
-    monkeypatch.setattr(strangers, "_WAIT_S", 10.0)
+    monkeypatch.setattr(unauthenticated, "_WAIT_S", 10.0)
     assert (await app.call("a"))[0]["status"] == 200, "they took no turn"
 
 
@@ -116,10 +116,10 @@ async def test_strangers_that_wait_too_long_are_answered(monkeypatch: pytest.Mon
 async def test_every_call_without_a_token_takes_a_turn(
     sent: bytes, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "_MOST_WAITING", 10)
+    monkeypatch.setattr(unauthenticated, "_MOST_WAITING", 10)
     async with limited(tmp_path, monkeypatch, PATIENT) as (client, address):
         assert f" {status} ".encode() in (await ask(address, sent.replace(b"Host:", b"Connection: close\r\nHost:")))
-        monkeypatch.setattr(strangers, "_MOST_WAITING", 0)
+        monkeypatch.setattr(unauthenticated, "_MOST_WAITING", 0)
         refused = await ask(address, sent)
         assert b" 429 " in refused
         assert b"\r\nconnection: close\r\n" in refused.lower()
