@@ -150,6 +150,9 @@ async def _logs(master: Client, job: str) -> None:
     lines = [f"[trainer-0] {text}" for text in LOG.decode().splitlines()]
     assert (await run_at(master, "logs", job)).out.splitlines() == lines
     assert (await run_at(master, "logs", job, "--tail", "1")).out.splitlines() == lines[2:]
+    for filtered in (("--role", "stage"), ("--grep", "nothing like it")):
+        empty = await run_at(master, "logs", job, *filtered)
+        assert (empty.code, empty.out, empty.err) == (0, "", "no line matches\n")
     assert (await run_at(master, "logs", job, "--since", "1h")).out.splitlines() == lines[1:]
     assert (await run_at(master, "logs", job, "--grep", "NEW REC", "--grep", "old rec")).out.splitlines() == lines[:2]
     assert (await run_at(master, "logs", job, "--grep", "record", "--tail", "1")).out.splitlines() == lines[1:2]

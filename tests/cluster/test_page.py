@@ -87,7 +87,8 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
     add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
-    check_log_of_ended_job(page)
+    workers = cluster.job(job)["attempts"][0]["workers"]
+    check_log_of_ended_job(page, next(one["rank"] for one in workers if one["node"] == "trainer-1"))
     check_curve_controls(page)
 
     page.get_by_role("link", name="Clone").click()
@@ -142,8 +143,8 @@ def add_to_log(cluster: Cluster, job: str, lines: list[str]) -> None:
     cluster.client.delete("/tokens/shipper").raise_for_status()
 
 
-def check_log_of_ended_job(page: Page) -> None:
-    """The log of the newest attempt and of the first, filtered by text and role."""
+def check_log_of_ended_job(page: Page, rank: int) -> None:
+    """The log of the newest attempt and of the first, filtered by text, role and the rank of trainer-1."""
     log = page.locator(".log")
     lines, status = log.locator(".lines"), log.get_by_role("status")
     expect(status).to_contain_text("The job has ended: cancelled")
@@ -171,6 +172,11 @@ def check_log_of_ended_job(page: Page) -> None:
     expect(lines).to_contain_text("[trainer-0]")
     log.get_by_label("Text").fill("")
     expect(lines).to_contain_text("[trainer-1]")
+    log.get_by_label("Rank").fill(str(rank))
+    log.get_by_label("Rank").press("Enter")
+    expect(lines).not_to_contain_text("[trainer-0]")
+    expect(lines).to_contain_text("[trainer-1]")
+    log.get_by_label("Rank").fill("")
     log.get_by_label("Role").select_option("parameter-server")
     expect(lines).not_to_contain_text("[trainer-1]")
 

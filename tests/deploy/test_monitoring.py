@@ -269,6 +269,7 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
         _await(lambda: _without_time(prometheus, job, ended, failed))
         _await(lambda: _not_offered(prometheus, job))
         assert {name for name in _metrics() if not _query(prometheus, name)} <= OPTIONAL.keys()
+        _await(lambda: _unhealthy_rules(prometheus))
         assert _exported(prometheus) <= {name for metric in exported.everything() for name in metric.series}
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
     cluster.wait_for(job, "cancelled")
@@ -370,6 +371,14 @@ def _not_offered(prometheus: httpx.Client, job: str) -> list[str]:
     assert found
     answer = prometheus.get(f"/api/v1/label/{found[2]}/values", params={"match[]": found[1]}).raise_for_status()
     return [] if job in answer.json()["data"] else [job]
+
+
+def _unhealthy_rules(prometheus: httpx.Client) -> list[str]:
+    """The rules that Prometheus has not evaluated yet, or can't evaluate."""
+    groups = prometheus.get("/api/v1/rules").raise_for_status().json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == sum(len(group["rules"]) for group in _rules()["groups"])
+    return [f"{one['name']}: {one['health']} {one.get('lastError')}" for one in rules if one["health"] != "ok"]
 
 
 def _query(prometheus: httpx.Client, expression: str) -> list[dict[str, Any]]:

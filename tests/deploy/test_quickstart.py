@@ -1,6 +1,7 @@
 """`k8s/quickstart` writes an overlay and applies what the documentation says; no cluster is asked."""
 
 import os
+import shutil
 import subprocess
 from base64 import b64decode
 from pathlib import Path
@@ -79,6 +80,49 @@ def test_invalid_options_are_refused_before_anything_is_written(
     assert done.returncode == 2
     assert problem in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+KUBECTL = """#!/bin/sh
+# Only the answers of the API server are scripted.
+echo "$*" >>"$FOLDER/calls"
+case "$*" in
+  *--dry-run=client* | kustomize*) exec REAL "$@" ;;
+  *"get secret"*) grep --quiet "name: $5" "$FOLDER/created" 2>/dev/null ;;
+  "create --filename=-") cat >>"$FOLDER/created" ;;
+  "apply --kustomize="*) exec REAL kustomize "${2#*=}" >"$FOLDER/applied" ;;
+esac
+"""
+
+
+def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_path: Path) -> None:
+    program("kubectl")
+    stub = tmp_path / "bin" / "kubectl"
+    stub.parent.mkdir()
+    stub.write_text(KUBECTL.replace("REAL", str(shutil.which("kubectl"))))
+    stub.chmod(0o755)
+    command = [K8S / "quickstart", "--registry", "local", "--component", "postgres", "--directory", tmp_path / "mine"]
+    environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}", "FOLDER": str(tmp_path)}
+    said: list[str] = []
+    for _ in range(2):
+        (tmp_path / "calls").write_text("")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stderr)
+        *before, last = [call for call in (tmp_path / "calls").read_text().splitlines() if "rollout" not in call]
+        assert before[1].startswith("apply --filename=")
+        assert before[1].endswith("base/namespace.yaml")
+        assert last == f"apply --kustomize={tmp_path / 'mine'}"
+        waited = [call.split("/")[1].split()[0] for call in (tmp_path / "calls").read_text().splitlines()[-5:]]
+        assert waited == [f"rolecall-{role}" for role in ("master", "parameter-server", "trainer", "stage", "observer")]
+        assert "export ROLECALL_TOKEN=" in done.stdout
+    created = [
+        one
+        for one in yaml.safe_load_all((tmp_path / "created").read_text().replace("apiVersion", "---\napiVersion"))
+        if one
+    ]
+    assert secrets(created).keys() == {"rolecall-tokens", "rolecall-database"}
+    assert ["keeping the secret" in text for text in said] == [False, True]
+    assert any(one and one["kind"] == "StatefulSet" for one in yaml.safe_load_all((tmp_path / "applied").read_text()))
 
 
 def test_without_a_cluster_it_asks_for_a_context(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from rolecall.cli.exits import Exit
 from rolecall.cli.follow import log_lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect, parse_age
-from rolecall.cli.output import print_json
+from rolecall.cli.output import err, print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
 
@@ -65,8 +65,9 @@ def logs(  # noqa: PLR0917 - the command line is the signature
                 _print_lines(log_lines(client, job, query), as_json=json)
             elif json:
                 print_json(list(_lines(client.log(job, query))))
-            else:
-                _print_chunks(client.log(job, query))
+            elif not _print_chunks(client.log(job, query)):
+                chosen = query.keys() & {"role", "rank", "since", "text"}
+                err.print("no line matches" if chosen else "the workers have written nothing")
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
 
@@ -88,12 +89,14 @@ def _print_lines(lines: Iterable[str], *, as_json: bool) -> None:
         print(dumps(line, ensure_ascii=terminal) if as_json else shown(line), flush=True)
 
 
-def _print_chunks(chunks: Iterable[bytes]) -> None:
-    """The log as it is, except that a terminal gets no control characters."""
-    decoder = getincrementaldecoder("utf-8")("replace")
+def _print_chunks(chunks: Iterable[bytes]) -> bool:
+    """Print the log as it is, except that a terminal gets no control characters. Return whether there was any."""
+    decoder, found = getincrementaldecoder("utf-8")("replace"), False
     for chunk in chunks:
+        found = True
         if sys.stdout.isatty():
             sys.stdout.write(visible_log(decoder.decode(chunk)))
         else:
             sys.stdout.buffer.write(chunk)
     sys.stdout.flush()
+    return found
