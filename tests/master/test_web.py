@@ -175,6 +175,18 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
     assert answer.status_code == {0: 200, 1: 404}.get(query.count("job="), 422)
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [("/?state=lost", 422, "&#39;lost&#39; is not a valid value"), ("/ui/jobs/toy-none", 404, "toy-none")],
+)
+async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str, status: int, said: str) -> None:
+    answer = await client.http.get(path, headers=await session_of(client))
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/html")
+    assert said in answer.text
+    assert '<nav aria-label="Pages">' in answer.text
+
+
 async def test_addresses_of_pages_reach_no_other_routes(client: Client) -> None:
     session = await session_of(client)
     job = (await client.submit(roles=ONE_TRAINER))["id"]

@@ -95,6 +95,7 @@ def _parsed() -> Iterator[Any]:
             yield pytest.param(_of_route(kind), TypeAdapter(kind).json_schema(), limit, id=route.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parse", "schema", "size"), [*_parsed()])
 def test_no_json_takes_long(parse: Callable[[bytes], object], schema: dict[str, Any], size: int) -> None:
     keep_collections_short()

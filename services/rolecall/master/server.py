@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall import __version__
@@ -151,6 +152,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(Timed)
     add_problem_handlers(app)
     app.add_exception_handler(ApiError, pages.show_api_error)
+    app.add_exception_handler(RequestValidationError, pages.show_validation_error)
     return app
 
 

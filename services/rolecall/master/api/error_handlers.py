@@ -124,7 +124,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     """Make `app` answer every error with a problem document."""
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
     for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
         app.add_exception_handler(kind, _on_storage_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -167,7 +167,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return problem_response(error.status_code, detail, request, headers=error.headers)
 
 
-async def _on_validation_error(request: Request, error: Exception) -> Response:
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """The problem document of a request that the framework refuses."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     broken = next((one for one in found if one["type"] == "json_invalid"), None)

@@ -1,5 +1,6 @@
 """The pages and the parts of them that htmx reloads."""
 
+import json
 import mimetypes
 from functools import cache
 from typing import Annotated
@@ -8,6 +9,8 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from rolecall.master.api.auth import USERS, Caller, needs
+from rolecall.master.api.error_handlers import on_validation_error
+from rolecall.master.api.gate import is_of_page
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
 from rolecall.master.web.view import by_node, cluster_view, declared_metrics, folded, readable
@@ -116,7 +119,19 @@ def _static_files() -> dict[str, bytes]:
 async def show_api_error(request: Request, error: Exception) -> Response:
     """The page of an error of the API."""
     assert isinstance(error, ApiError)
-    return render(request, "error.html", status=error.status, caller=None, detail=str(error))
+    return _error_page(request, error.status, str(error))
+
+
+async def show_validation_error(request: Request, error: Exception) -> Response:
+    """The answer to invalid parameters: a page if a page was requested, otherwise the problem document."""
+    problem = await on_validation_error(request, error)
+    if not is_of_page(request.url.path):
+        return problem
+    return _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+
+
+def _error_page(request: Request, status: int, detail: str) -> Response:
+    return render(request, "error.html", status=status, caller=getattr(request.state, "principal", None), detail=detail)
 
 
 async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:
