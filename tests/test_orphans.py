@@ -24,6 +24,13 @@ def test_all_children_are_found_and_end(tmp_path: Path, monkeypatch: pytest.Monk
             os.kill(pid, 0)
 
 
+def test_children_that_end_by_themselves_are_not_killed(tmp_path: Path) -> None:
+    before = children()
+    os.posix_spawnp("sh", ["sh", "-c", f"sleep 0.02; touch {tmp_path}/done"], os.environ)
+    assert end_children(lambda: children() - before, 5.0) == set()
+    assert (tmp_path / "done").exists()
+
+
 def test_what_does_not_end_in_time_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: None)
     with subprocess.Popen(["sleep", "60"]) as process:

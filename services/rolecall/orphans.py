@@ -11,6 +11,9 @@ import psutil
 
 _TASKS = Path("/proc/self/task")
 _POLL_S = 0.001
+_GRACE_S = 0.1
+"""The time in which children can end by themselves. When its users are gone, torch's manager of shared memory frees it
+and ends."""
 
 
 def children() -> set[int]:
@@ -27,15 +30,18 @@ def children() -> set[int]:
 
 
 def end_children(find: Callable[[], set[int]], timeout_s: float) -> set[int]:
-    """Kill and reap the children that `find` returns until it returns none; return those that remain after the time.
+    """End and reap the children that `find` returns until it returns none; return those that remain after the time.
+
+    Kills those that don't end by themselves at once.
 
     If this process adopts orphans, `find` returns the children of a killed process the next time. Only this function
     may reap these processes: until then, their ids can't refer to others.
     """
-    deadline = time.monotonic() + timeout_s
+    begin = time.monotonic()
+    deadline = begin + timeout_s
     while found := find():
         # First kill all: a process that can still fork is faster than the bookkeeping.
-        for pid in found:
+        for pid in found if time.monotonic() >= begin + _GRACE_S else ():
             with contextlib.suppress(PermissionError):
                 os.kill(pid, signal.SIGKILL)
         for pid in found:

@@ -79,8 +79,9 @@ waited, release, deleted = [], threading.Event(), threading.Event()
 def delete_slowly(path):
     if not release.wait(5):
         waited.append(path)
-    delete_tree(path)
+    gone = delete_tree(path)
     deleted.set()
+    return gone
 module.delete_tree = delete_slowly
 folder = Folder(Path("work/job/1/0"))
 folder.make()

@@ -124,6 +124,8 @@ async def test_every_call_without_a_token_takes_a_turn(
         assert b" 429 " in refused
         assert b"\r\nconnection: close\r\n" in refused.lower()
         assert (await client.user("GET", "/jobs")).is_success
+        style = head("GET", "/ui/static/style.css", TOKEN, Connection="close")
+        assert b" 200 " in await ask(address, style), "the files of the page for its users"
 
 
 async def test_a_slow_log_in_holds_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ _SERIES_OVERHEAD = 64 << 10
 _LINE_OVERHEAD = 150
 """About the bytes that Python needs to keep a line, besides its text."""
 _MOST_NAMES = 200_000
-"""The maximum number of names of all streams."""
+"""The maximum of the sizes of the names of all streams."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -42,7 +42,8 @@ class _Recent(Generic[_K, _V]):
         return value
 
     def keep(self, key: _K, value: _V, size: int) -> None:
-        """Keep a value that was taken, or is new."""
+        """Keep a value that was taken, or is new. Replaces another one."""
+        self.take(key)
         self._kept[key] = (value, size)
         self._size += size
         while self._size > self._most:
@@ -54,18 +55,19 @@ class SeriesBook:
     """The step series of all jobs.
 
     A chart asks for the same series every few seconds. So the book remembers what it found in the streams that were
-    asked for recently, in bounded memory, and reads only what is new. It reads one stream of a job at a time.
+    asked for recently, in bounded memory, and reads only what is new. It reads one stream of a job at a time for each
+    user.
     """
 
     def __init__(self, streams: Streams, threads: UserThreads) -> None:
         self._streams, self._threads = streams, threads
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._names = _Recent[StreamKey, SeriesNames](_MOST_NAMES)
         self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
 
     async def of_stream(self, user: str, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
         """The steps of a stream (see `series`), for a user."""
-        async with self._lock_of(key):
+        async with self._lock_of(user, key):
             # Taken out of the cache while it changes: a call that is cancelled leaves its thread behind.
             one = self._series.take((key, max_points)) or _Series(max_points)
             points = await self._threads.run(user, lambda: one.feed(self._lines(key, one.end)).points())
@@ -82,14 +84,15 @@ class SeriesBook:
                 found.append(key)
         return found
 
-    def _lock_of(self, key: StreamKey) -> asyncio.Lock:
-        return self._locks.setdefault(key.job, asyncio.Lock())
+    def _lock_of(self, user: str, key: StreamKey) -> asyncio.Lock:
+        """Not one for all users: it is held while its user waits for a thread."""
+        return self._locks.setdefault((user, key.job), asyncio.Lock())
 
     async def _names_in(self, user: str, key: StreamKey) -> set[str]:
-        async with self._lock_of(key):
+        async with self._lock_of(user, key):
             known = self._names.take(key)
             one = await self._threads.run(user, self._read_names, key, known)
-            self._names.keep(key, one, 1 + len(one.names))
+            self._names.keep(key, one, one.size)
             return one.names
 
     def _read_names(self, key: StreamKey, known: SeriesNames | None) -> SeriesNames:

@@ -33,6 +33,11 @@ class SeriesNames:
         self._has_new = False
         self._shapes = set[int]()
 
+    @property
+    def size(self) -> int:
+        """The number of values in memory."""
+        return 1 + len(self.names) + len(self._shapes)
+
     def feed(self, lines: Iterable[bytes]) -> Self:
         """Add the names in the next lines. Parses only one of those that differ in nothing but numbers."""
         for raw in lines:

@@ -6,6 +6,7 @@ files nor block it.
 
 import ctypes
 import hashlib
+import logging
 import os
 import stat
 import tempfile
@@ -15,11 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.daemon_thread import start_in_daemon_thread
+from rolecall.edge.logs import about
 from rolecall.untrusted_files import delete_tree, give_access, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Modes of fallocate(2)."""
+_LOG = logging.getLogger(__name__)
 
 
 class Folder:
@@ -151,9 +154,14 @@ def _start_to_delete(path: Path) -> None:
     """Delete a folder in a thread: a job can leave a million files, and neither the node's start nor its heartbeats may
     wait for them."""
     try:
-        start_in_daemon_thread(delete_tree, path)
+        start_in_daemon_thread(_delete, path)
     except RuntimeError:  # A job has used up the threads of the machine.
-        delete_tree(path)
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if not delete_tree(path):
+        _LOG.warning("the files of workers below %s can't be deleted", path, extra=about("worker_files_left"))
 
 
 @contextmanager

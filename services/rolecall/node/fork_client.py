@@ -168,12 +168,20 @@ def _end_orphans(earlier: set[int]) -> None:
     """
 
     def find() -> set[int]:
-        return {pid for pid in children() - earlier if os.getsid(pid) != os.getsid(0)}
+        return {pid for pid in children() - earlier if _session_of(pid) not in {None, os.getsid(0)}}
 
     if remaining := end_children(find, _LEFTOVERS_S):
         text = "processes that the fork server left have not ended within %g s of a SIGKILL: %s"
         named = ", ".join(map(str, sorted(remaining)))
         _LOG.warning(text, _LEFTOVERS_S, named, extra=about("leftover_processes"))
+
+
+def _session_of(pid: int) -> int | None:
+    """The session of a process; None if it is reaped meanwhile."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _expect_end(worker: ForkedWorker) -> None:

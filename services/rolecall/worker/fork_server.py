@@ -115,19 +115,15 @@ class ForkServer:
 
     def _on_signal(self) -> None:
         self._should_exit = self._should_exit or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
-        exits: list[Exited] = []
-        for pid, key in list(self._workers.items()):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                continue
-            # The zombie still holds its process group's number, so that the kill can't hit another process.
+        ended = [pid for pid in self._workers if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)]
+        for pid in ended:
+            # The zombie still holds its process group's number, so that neither this nor the node kills another one.
             _kill_group(pid)
-            _, status = os.waitpid(pid, 0)
-            del self._workers[pid]
-            exits.append(Exited(key=key, pid=pid, status=os.waitstatus_to_exitcode(status)))
         # Before the replies, because then the memory and the GPU are free for the next worker.
         self._end_leftovers()
-        for reply in exits:
-            self._reply(reply)
+        for pid in ended:
+            _, status = os.waitpid(pid, 0)
+            self._reply(Exited(key=self._workers.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(status)))
 
     def _end_leftovers(self) -> None:
         """Kill the children that are no workers. Those that end later send a signal, and are reaped then."""

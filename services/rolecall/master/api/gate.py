@@ -25,7 +25,8 @@ LOGIN = "/ui/login"
 FOLLOWERS = 256
 """The maximum number of logs and event streams that a token follows at a time. Each occupies a connection."""
 _RETRY_S = 10
-_OPEN = {"/healthz", LOGIN}
+_HEALTH = "/healthz"
+_OPEN = {_HEALTH, LOGIN}
 _OPEN_FOLDER = "/ui/static/"
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
@@ -35,17 +36,22 @@ _NO = {"0", "false", "f", "no", "n", "off"}
 class Gate:
     """Answers 401 to a request without a valid token for its path, before its body is read.
 
-    Requests that it refuses, and those of paths that need no token, take the turns of unauthenticated clients.
+    Requests that it refuses, and those of paths that need no token, take the turns of unauthenticated clients. Health
+    checks have turns of their own: behind a proxy, they have the same address as everyone.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._unauthenticated = UnauthenticatedTurns()
+        self._probes = UnauthenticatedTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_open(scope["path"]):
-            if replayed := await received(receive):
-                await self._unauthenticated.serve(self._app, scope, replayed, send)
+            if scope["path"].startswith(_OPEN_FOLDER) and admission_of(scope).status is TokenStatus.ACCEPTED:
+                await self._app(scope, receive, send)
+            elif replayed := await received(receive):
+                turns = self._probes if scope["path"] == _HEALTH else self._unauthenticated
+                await turns.serve(self._app, scope, replayed, send)
             return
         if scope["type"] == "http":
             found = admission_of(scope)
