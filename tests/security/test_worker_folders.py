@@ -3,6 +3,7 @@
 A real daemon, its workers and a scripted master; the workers run without a sandbox.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,3 +164,8 @@ def test_a_deep_folder_is_deleted_too(master: ScriptedMaster, data: Path) -> Non
     master.drop(key)
     works_on(master, "deep")
     assert not (data / "nodes/n/work/deep").exists()
+    # Its files are deleted in a thread; pytest could not delete what is left of them.
+    deadline = time.monotonic() + 20
+    while list((data / "nodes/n/work").glob(".deleted-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
