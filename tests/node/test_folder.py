@@ -14,28 +14,35 @@ from rolecall.node.folder import Folder
 from rolecall.untrusted_files import delete_tree
 
 
+class SlowDeletion:
+    """A `delete_tree` that waits until the test lets it delete."""
+
+    def __init__(self) -> None:
+        self.may_delete, self.deleted, self.awaited = threading.Event(), threading.Event(), list[Path]()
+
+    def __call__(self, path: Path) -> bool:
+        if not self.may_delete.wait(5):
+            self.awaited.append(path)
+        gone = delete_tree(path)
+        self.deleted.set()
+        return gone
+
+
 def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_delete, deleted, awaited = threading.Event(), threading.Event(), list[Path]()
-
-    def delete_slowly(path: Path) -> None:
-        if not may_delete.wait(5):
-            awaited.append(path)
-        delete_tree(path)
-        deleted.set()
-
+    deletion = SlowDeletion()
     folder = Folder(tmp_path / "job/1/0")
     folder.make()
     (folder.path / "scratch").mkdir()
-    monkeypatch.setattr(folder_module, "delete_tree", delete_slowly)
+    monkeypatch.setattr(folder_module, "delete_tree", deletion)
     folder.delete()
     assert not (tmp_path / "job").exists(), "the names of worker, attempt and job are free at once"
     folder.make()
     (folder.path / "log.txt").write_text("of the next worker\n")
-    may_delete.set()
-    assert deleted.wait(5)
-    assert not awaited, "the node waited for a deletion"
+    deletion.may_delete.set()
+    assert deletion.deleted.wait(5)
+    assert not deletion.awaited, "the node waited for a deletion"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     assert (folder.path / "log.txt").read_text() == "of the next worker\n"
 
@@ -43,13 +50,7 @@ def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
 def test_the_node_does_not_wait_at_its_start_until_the_files_of_earlier_workers_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_delete, deleted, awaited = threading.Event(), threading.Event(), list[Path]()
-
-    def delete_slowly(path: Path) -> None:
-        if not may_delete.wait(5):
-            awaited.append(path)
-        delete_tree(path)
-        deleted.set()
+    deletion = SlowDeletion()
 
     async def serve(*_: object) -> None:
         assert not (home / "work").exists(), "its name is free at once"
@@ -63,11 +64,11 @@ def test_the_node_does_not_wait_at_its_start_until_the_files_of_earlier_workers_
     monkeypatch.setattr(folder_module, "delete_tree", lambda path: None)  # interrupted by the end of the daemon
     for _ in range(2):
         server.run(settings)
-    monkeypatch.setattr(folder_module, "delete_tree", delete_slowly)
+    monkeypatch.setattr(folder_module, "delete_tree", deletion)
     server.run(settings)
-    may_delete.set()
-    assert deleted.wait(5)
-    assert not awaited, "the node waited for a deletion"
+    deletion.may_delete.set()
+    assert deletion.deleted.wait(5)
+    assert not deletion.awaited, "the node waited for a deletion"
     assert {path.name for path in home.iterdir()} == {"work", "node.lock"}
     assert (home / "work/job/1/0").exists()
 
