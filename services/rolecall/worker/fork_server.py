@@ -63,7 +63,7 @@ _BUILT_IN = "rolecall.workloads"
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
-_LEFTOVERS_S = 0.5
+_LEFTOVERS_S = 1.0
 """The longest delay of the report of a worker's end by its descendants. They end within milliseconds, unless the driver
 needs seconds to free the memory of a GPU."""
 
