@@ -1,5 +1,6 @@
 """Folders nested deeper than a process has descriptors, frames of Python, or characters for a path."""
 
+import itertools
 import os
 import resource
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 def few_descriptors(left: int) -> Iterator[None]:
     """This process may open only so many more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/", os.O_PATH)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
+    free = (number for number in range(soft) if not os.path.lexists(f"/proc/self/fd/{number}"))
+    highest = next(itertools.islice(free, left - 1, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
     try:
         yield
     finally:

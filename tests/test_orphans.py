@@ -13,8 +13,8 @@ from rolecall.orphans import children, end_children
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "CONFIG_PROC_CHILDREN=n"])
 def test_all_children_are_found_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
     if not listed:
-        (tmp_path / "1").mkdir()
-        monkeypatch.setattr(orphans, "_TASKS", tmp_path)
+        (tmp_path / "self/task/1").mkdir(parents=True)
+        monkeypatch.setattr(orphans, "_PROCESSES", tmp_path)
     before = children()
     started = {os.posix_spawnp("sleep", ["sleep", "60"], os.environ) for _ in range(3)}
     assert children() - before == started
