@@ -7,7 +7,6 @@ from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import print_json, print_table
-from rolecall.spec.access import AuditEntry
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of entries.")]
 After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with greater ids, oldest first.")]
@@ -20,10 +19,17 @@ def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url =
         if json:
             print_json(client.raw)
             return
-    print_table(("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS"), [_row(one) for one in found])
-
-
-def _row(entry: AuditEntry) -> tuple[str, ...]:
-    at = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}"
-    token, action, target = (escape(text) for text in (entry.token or "-", entry.action, entry.target))
-    return str(entry.id), at, token, escape(entry.address), action, target, str(entry.outcome), str(entry.count)
+    rows = [
+        (
+            str(entry.id),
+            f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}",
+            escape(entry.token or "-"),
+            escape(entry.address),
+            escape(entry.action),
+            escape(entry.target),
+            str(entry.outcome),
+            str(entry.count),
+        )
+        for entry in found
+    ]
+    print_table(("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS"), rows)

@@ -30,12 +30,10 @@ def _fitting(root: _Schema, schema: _Schema, fields: Mapping[str, Any]) -> Itera
     """The forms of an object that have all these fields, with these constants."""
     for form in choices(root, schema):
         known: Mapping[str, _Schema] = form.get("properties", {})
-        if known and fields.keys() <= known.keys() and _has_constants(known, fields):
+        if not known or not fields.keys() <= known.keys():
+            continue
+        if all(known[name].get("const", value) == value for name, value in fields.items()):
             yield form
-
-
-def _has_constants(known: Mapping[str, _Schema], fields: Mapping[str, Any]) -> bool:
-    return all(known[name].get("const", value) == value for name, value in fields.items())
 
 
 def _chosen(root: _Schema, form: _Schema, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

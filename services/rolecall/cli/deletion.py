@@ -65,7 +65,11 @@ def prune(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
         else:
-            _show(found)
+            rows = [
+                (job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs
+            ]
+            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
+            out.print(f"{_summary(found)} in total")
         if dry_run or not found.jobs:
             return
         if not yes and not typer.confirm(f"Delete {_summary(found)}?", err=True):
@@ -75,12 +79,6 @@ def prune(  # noqa: PLR0917 - the command line is the signature
         done = client.prune(ended_before, ended_state, dry_run=False)
         if not json:
             out.print(f"deleted {_summary(done)}")
-
-
-def _show(found: PruneSummary) -> None:
-    rows = [(job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs]
-    print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
-    out.print(f"{_summary(found)} in total")
 
 
 def _summary(found: PruneSummary) -> str:

@@ -33,7 +33,11 @@ def export(client: Client, jobs: Sequence[str], open_tracker: Callable[[], Track
     except MissingPackage as error:
         raise CommandError(Exit.USAGE, str(error)) from None
     except TrackerError as error:
-        raise CommandError(_code(error), str(error)) from None
+        if error.status in {401, 403}:
+            code = Exit.UNAUTHORIZED
+        else:
+            code = Exit.REFUSED if error.status < 500 else Exit.UNREACHABLE
+        raise CommandError(code, str(error)) from None
 
 
 def _export(client: Client, jobs: Sequence[str], tracker: Tracker, *, follow: bool) -> None:
@@ -46,12 +50,6 @@ def _export(client: Client, jobs: Sequence[str], tracker: Tracker, *, follow: bo
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
-
-
-def _code(error: TrackerError) -> Exit:
-    if error.status in {401, 403}:
-        return Exit.UNAUTHORIZED
-    return Exit.REFUSED if error.status < 500 else Exit.UNREACHABLE
 
 
 def _write(client: Client, job: str, tracker: Tracker) -> bool:

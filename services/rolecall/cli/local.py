@@ -23,7 +23,7 @@ from rolecall.client.connection import Connection, forget, store, stored, write_
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import connection_file, for_nodes, read_worker, without
 from rolecall.spec.role import Role
-from rolecall.supervisor import Ended, SupervisedProgram, Supervisor
+from rolecall.supervisor import SupervisedProgram, Supervisor
 
 _HOST = "127.0.0.1"
 # Every node imports PyTorch, which takes minutes for many nodes on few busy cores.
@@ -197,7 +197,10 @@ def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: 
     with Client(connection) as client:
         while missing and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
-                raise CommandError(Exit.FAILED, _exit_message(ended))
+                log = ended.program.log
+                lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
+                heading = f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:"
+                raise CommandError(Exit.FAILED, "\n".join([heading, *lines]))
             if time.monotonic() > deadline:
                 raise CommandError(Exit.FAILED, f"not registered after {_START_S:.0f} s: {', '.join(missing)}")
             alive = _live_nodes(client)
@@ -209,12 +212,6 @@ def _live_nodes(client: Client) -> set[str]:
         return {node.spec.name for node in client.nodes() if node.alive}
     except Unreachable:
         return set()  # The master doesn't listen yet.
-
-
-def _exit_message(ended: Ended) -> str:
-    log = ended.program.log
-    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
-    return "\n".join([f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:", *lines])
 
 
 def _free_port(port: int) -> int:

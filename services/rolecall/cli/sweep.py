@@ -65,7 +65,9 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     """
     settings = [parse_setting(text) for text in sets]
     planned = variants(parse_job(file, read_job(file)), settings)
-    _check_writable(plot)
+    # Before the first job, not after the last one.
+    if plot and (plot.is_dir() or not os.access(plot.parent, os.W_OK)):
+        raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
     with connect(url, token) as client:
         _check_paths(client, planned, settings)
@@ -81,13 +83,9 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         _plot(plot, chart(done, settings, plotted))
     if ending:
         raise ending
-    raise typer.Exit(_exit_code(done))
-
-
-def _check_writable(plot: Path | None) -> None:
-    """Raise an error now, not after the last job."""
-    if plot and (plot.is_dir() or not os.access(plot.parent, os.W_OK)):
-        raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
+    states = {run.state for variant in done for run in variant.runs}
+    worst = next((state for state in (JobState.FAILED, JobState.CANCELLED) if state in states), None)
+    raise typer.Exit(Exit.OK if worst is None else EXITS[worst])
 
 
 def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[Setting]) -> None:
@@ -202,8 +200,3 @@ def _plot(path: Path, found: Chart | None) -> None:
     except OSError as error:
         raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None
     err.print(f"plot in {escape(str(path))}")
-
-
-def _exit_code(done: Sequence[Variant]) -> Exit:
-    states = {run.state for variant in done for run in variant.runs}
-    return next((EXITS[state] for state in (JobState.FAILED, JobState.CANCELLED) if state in states), Exit.OK)

@@ -131,7 +131,10 @@ def _check(answer: httpx.Response, url: str) -> None:
 def _explain(answer: httpx.Response) -> str:
     try:
         problem = answer.json()
-        findings = [_finding(one) for one in problem.get("errors", [])]
+        findings = [
+            f"  {one['field']}: {one['message']}" + (f" (legal: {one['legal']})" if one.get("legal") else "")
+            for one in problem.get("errors", [])
+        ]
         return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
     except (ValueError, KeyError, AttributeError):
         return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
@@ -142,8 +145,3 @@ def segment(name: str) -> str:
     if name in {"", ".", ".."}:
         raise UnknownName(f"{name!r} does not exist")
     return quote(name, safe="")
-
-
-def _finding(problem: dict[str, str]) -> str:
-    legal = f" (legal: {problem['legal']})" if problem.get("legal") else ""
-    return f"  {problem['field']}: {problem['message']}{legal}"
