@@ -106,7 +106,8 @@ def restrict(rules: Iterable[tuple[Path, AccessRights]]) -> None:
     has a single thread. Raises `OSError` as `version` does.
     """
     abi = version()
-    handled = _supported_rights(abi)
+    missing = [access for since, access in _ADDED_RIGHTS.items() if abi < since]
+    handled = AccessRights(sum(AccessRights) - sum(missing))
     attributes = _RulesetAttr(handled, 0, _SCOPE_SIGNAL if abi >= _SCOPES_SINCE else 0)
     ruleset = _call(
         _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
@@ -118,11 +119,6 @@ def restrict(rules: Iterable[tuple[Path, AccessRights]]) -> None:
         _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     finally:
         os.close(ruleset)
-
-
-def _supported_rights(abi: int) -> AccessRights:
-    missing = [access for since, access in _ADDED_RIGHTS.items() if abi < since]
-    return AccessRights(sum(AccessRights) - sum(missing))
 
 
 def _allow(ruleset: int, path: Path, access: AccessRights) -> None:

@@ -117,7 +117,8 @@ class ConnectionTable:
         elif self._sizes[Group.ANONYMOUS] >= self.limits.anonymous.total or self.total >= self.limits.connections:
             if not self._sizes[Group.ANONYMOUS]:
                 return f"{self.limits.connections} connections are open"
-            self._evict_oldest(self._largest_anonymous_owner())
+            anonymous = (one for one in self._by_owner if one.group is Group.ANONYMOUS)
+            self._evict_oldest(max(anonymous, key=lambda one: len(self._by_owner[one])))
         self._add(connection, owner)
         return None
 
@@ -166,10 +167,6 @@ class ConnectionTable:
         self._owners[connection] = owner
         self._by_owner.setdefault(owner, {})[connection] = None
         self._sizes[owner.group] += 1
-
-    def _largest_anonymous_owner(self) -> Owner:
-        anonymous = (owner for owner in self._by_owner if owner.group is Group.ANONYMOUS)
-        return max(anonymous, key=lambda owner: len(self._by_owner[owner]))
 
     def _evict_oldest(self, owner: Owner) -> None:
         # The oldest has had the most time to present a token, so its client probably has none.

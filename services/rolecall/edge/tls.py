@@ -76,7 +76,9 @@ def certificate_end(answer: httpx.Response) -> float | None:
 
 def explain(error: BaseException, url: str, trust: Trust | None) -> str | None:
     """The TLS problem behind `error`, with a remedy, in one line; None if the error has another cause."""
-    cause = _ssl_error(error)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _explain_certificate(cause, trust)
     if cause is not None and cause.reason in _PLAIN_HTTP:
@@ -106,12 +108,6 @@ def _explain_certificate(error: ssl.SSLCertVerificationError, trust: Trust | Non
         )
     ca = "the system's CAs" if trust is None or trust.ca == SYSTEM else f"the CA in ROLECALL_TLS_CA={trust.ca}"
     return f"its certificate is not signed by {ca} ({error.verify_message}); set ROLECALL_TLS_CA to its CA's file"
-
-
-def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
