@@ -107,7 +107,10 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tu
     """The number of workers of each role, including the defaults, and the problems of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
-        given = {role.value: _plain(demand) for role, demand in asked.items()}
+        given = {
+            role.value: demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
+            for role, demand in asked.items()
+        }
         return {}, [problem("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
     problems = [unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles]
     given = {role: count_and_resources(demand)[0] for role, demand in asked.items()}
@@ -148,10 +151,6 @@ def _with_defaults(
     own = {role: one.model_copy(update={"gpus": 0}) for role, one in resources.items() if role in workload.cpu_only}
     marked = {role: one.model_copy(update={"busy": role in workload.busy}) for role, one in (resources | own).items()}
     return {role: one for role, one in marked.items() if one != Resources()}
-
-
-def _plain(demand: RoleDemand) -> Any:
-    return demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
 
 
 def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:

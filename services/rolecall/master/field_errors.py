@@ -140,11 +140,6 @@ def _is_of_fields(error: Mapping[str, Any]) -> bool:
     return error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
 
 
-def _owner(error: Mapping[str, Any]) -> Sequence[str | int]:
-    """The `loc` of the error, or that of the object with the unknown field."""
-    return error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
-
-
 def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> Problem:
     """The problem of a union whose field that names the alternative is missing or unknown."""
     context: Mapping[str, Any] = error["ctx"]
@@ -180,7 +175,11 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
-    places = [locate(schema, _owner(error)) for error in errors[:_READ_ERRORS]]
+    # The place of an unknown field is that of its object.
+    places = [
+        locate(schema, error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"])
+        for error in errors[:_READ_ERRORS]
+    ]
     unions: dict[Path, dict[str | int, list[bool]]] = {}
     for error, place in zip(errors, places, strict=False):
         for depth, label in place.alternatives:
@@ -222,7 +221,8 @@ def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
     here: Schema = _resolved(root, root)
     path, alternatives = list[str | int](), list[tuple[int, str | int]]()
     for part in loc:
-        tags = _tags(here)
+        # The values of the field that selects an alternative of a union, each with its schema.
+        tags = cast(Mapping[str, Mapping[str, str]], here.get("discriminator", {})).get("mapping", {})
         if part in tags:
             here = _resolved(root, {"$ref": tags[str(part)]})
             continue
@@ -239,11 +239,6 @@ def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
             path.append(part)
             here = {}
     return ErrorPlace(tuple(path), here, tuple(alternatives))
-
-
-def _tags(schema: Schema) -> Mapping[str, str]:
-    """The values of the field that selects an alternative of a union, each with its schema; none for other unions."""
-    return cast(Mapping[str, Mapping[str, str]], schema.get("discriminator", {})).get("mapping", {})
 
 
 def legal(root: Schema, schema: Schema) -> str:

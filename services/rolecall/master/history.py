@@ -41,7 +41,8 @@ class History:
         past, known = self._past, self._ended  # Another call may replace them during this one.
         unread = {one.job.id for one in reporting if (one.job.id, one.attempt.number) not in past}
         unread |= {job.id for job in finished if (job.id, job.ended_at) not in known}
-        read = await _attempts_of(connection, unread)
+        attempts_read = await attempts.of_jobs(connection, list(unread)) if unread else []
+        read = {job: list(own) for job, own in groupby(attempts_read, key=lambda attempt: attempt.job)}
         self._past = {
             key: past.get(key) or _before(one, read.get(one.job.id, ()))
             for one in reporting
@@ -70,9 +71,3 @@ def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:
     spent = job.progress.spent or TimeSpent()
     found = lost(of_job, spent, job.state, created_at=job.created_at, until=job.ended_at)
     return Goodput(useful_share(spent, created_at=job.created_at, until=job.ended_at), found)
-
-
-async def _attempts_of(connection: AsyncConnection, jobs: Iterable[str]) -> dict[str, list[AttemptSummary]]:
-    jobs = list(jobs)
-    found = await attempts.of_jobs(connection, jobs) if jobs else []
-    return {job: list(own) for job, own in groupby(found, key=lambda attempt: attempt.job)}

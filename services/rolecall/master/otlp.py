@@ -71,6 +71,9 @@ class OtlpSender:
         return answer.partial_success.rejected_spans
 
     def _span(self, job: str, span: TraceSpan) -> ReadableSpan:
+        status = Status(StatusCode.OK if span.succeeded else StatusCode.UNSET)
+        if span.error is not None:
+            status = Status(StatusCode.ERROR, span.error)
         return ReadableSpan(
             span.name,
             context=_context(job, span.key),
@@ -78,7 +81,7 @@ class OtlpSender:
             resource=self._resource,
             attributes=dict(span.attributes),
             events=[Event(note.name, dict(note.attributes), _nanoseconds(note.at)) for note in span.notes],
-            status=_status(span),
+            status=status,
             start_time=_nanoseconds(span.start),
             end_time=_nanoseconds(span.end),
             instrumentation_scope=InstrumentationScope("rolecall", __version__),
@@ -87,12 +90,6 @@ class OtlpSender:
 
 def _context(job: str, key: str) -> SpanContext:
     return SpanContext(trace_id(job), span_id(job, key), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-
-def _status(span: TraceSpan) -> Status:
-    if span.error is not None:
-        return Status(StatusCode.ERROR, span.error)
-    return Status(StatusCode.OK if span.succeeded else StatusCode.UNSET)
 
 
 def _nanoseconds(at: datetime) -> int:

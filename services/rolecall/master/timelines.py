@@ -44,11 +44,15 @@ def timeline(
     begins = [step.begin_s + shifts[one.worker.rank][0] for one, window in shown for step in window.steps]
     begins = begins or [span.begin_s + shifts[one.worker.rank][0] for one, window in shown for span in window.spans]
     zero = min(begins, default=0.0)
+    at = now
+    if recorded:
+        at_s = _wall_offset(recorded[0].window) + zero
+        at = datetime.fromtimestamp(min(max(0.0, at_s), _LATEST_S), UTC)
     return TimelineDocument(
         job=job,
         attempt=attempt,
         live=live,
-        at=_moment(recorded[0].window, zero) if recorded else now,
+        at=at,
         workers=tuple(
             _shifted(one, window, shifts[one.worker.rank][0] - zero, shifts[one.worker.rank][1])
             for one, window in shown
@@ -141,10 +145,6 @@ def _shifts(recorded: Sequence[RecordedWindow], machines: Mapping[str, str]) -> 
 
 def _wall_offset(window: Window) -> float:
     return window.at.timestamp() - window.clock_s
-
-
-def _moment(window: Window, at_s: float) -> datetime:
-    return datetime.fromtimestamp(min(max(0.0, _wall_offset(window) + at_s), _LATEST_S), UTC)
 
 
 def _newest(

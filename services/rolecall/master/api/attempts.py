@@ -117,7 +117,9 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     async def stored() -> int:
         return await master.blobs.used(job, {blob, *await _expiring(master, job)})
 
-    chunks = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
+    chunks = within_reserve(request.stream(), master.reserve)
+    if (limit := _stored_limit(master, record.owner)) is not None:
+        chunks = metered(chunks, record.owner, limit, partial(measure, master.database, master.blobs, record.owner))
     chunks = within_quota(chunks, master.job_quota, job, stored)
     size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, chunks))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
@@ -174,12 +176,6 @@ async def record_artifact(job: JobId, attempt: int, notice: ArtifactNotice, mast
         await _check_quota(connection, master, record, {notice.blob: notice.size})
         await artifacts.put(connection, job, attempt, notice, master.clock.now())
     return Recorded(recorded=True)
-
-
-def _metered(master: Master, owner: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if (limit := _stored_limit(master, owner)) is None:
-        return chunks
-    return metered(chunks, owner, limit, partial(measure, master.database, master.blobs, owner))
 
 
 def _stored_limit(master: Master, owner: str) -> int | None:

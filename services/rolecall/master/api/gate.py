@@ -129,11 +129,6 @@ def _is_of_operators(path: str, found: Admission) -> bool:
     return (found.is_internal and found.caller is not None) or path in _OF_OPERATORS
 
 
-def _is_page(scope: Scope) -> bool:
-    """True if a browser requests a page; programs present a token, and learn that it is not valid."""
-    return is_of_page(scope["path"]) and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
-
-
 def _owner(found: Admission) -> tuple[Group, str]:
     """The owner of the request's connection."""
     if found.caller is None:
@@ -148,7 +143,10 @@ async def _refuse(found: Admission, scope: Scope, receive: Receive, send: Send) 
     if found.caller is not None:
         await _answer_forbidden(scope, receive, send, found, found.caller)
     else:
-        answer = _answer_login if _is_page(scope) else _answer_unauthorized
+        # Browsers that request a page are led to the login; programs present a token, and learn that it is not valid.
+        presents_token = "authorization" in Headers(scope=scope)
+        wants_page = is_of_page(scope["path"]) and scope["method"] in _SAFE and not presents_token
+        answer = _answer_login if wants_page else _answer_unauthorized
         await answer(scope, receive, send, found)
 
 

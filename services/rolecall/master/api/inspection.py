@@ -135,7 +135,12 @@ async def start_profile(job: JobId, request: ProfileRequest, master: Running) ->
     job reports when the artifact is stored.
     """
     owner, members = await _running(master, job)
-    members = [member for member in members if _is_chosen(member, request)]
+    members = [
+        member
+        for member in members
+        if member.role_rank == (request.role_rank or 0)
+        and (member.role.computes if request.role is None else member.role is request.role)
+    ]
     if not members:
         raise NotFound(f"job {job} has no running worker of this role and rank")
     replies = await master.inspections.ask("profile", owner, members, request.steps)
@@ -252,12 +257,6 @@ def _answer(reply: NodeReply | None) -> Answer:
 
 def _reason(answer: Answer) -> str:
     return answer.error or "its answer is empty"
-
-
-def _is_chosen(member: WorkerRecord, request: ProfileRequest) -> bool:
-    if request.role is None:
-        return member.role_rank == (request.role_rank or 0) and member.role.computes
-    return member.role is request.role and member.role_rank == (request.role_rank or 0)
 
 
 def _identity(member: WorkerRecord) -> dict[str, Any]:

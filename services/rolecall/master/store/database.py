@@ -204,17 +204,14 @@ def _sqlite_engine(url: str, limits: DatabaseTimeouts, *, writes: bool, pool_siz
     @event.listens_for(engine.sync_engine, "handle_error")
     def on_error(context: ExceptionContext) -> OperationalError | None:  # pyright: ignore[reportUnusedFunction]
         # The error means a bad disk, or a full one without space for the index of the write-ahead log.
-        if file and "disk I/O error" in str(context.original_exception) and _is_full(Path(file).parent):
-            full = sqlite3.OperationalError("database or disk is full")
-            return OperationalError(context.statement, context.parameters, full)
+        if file and "disk I/O error" in str(context.original_exception):
+            found = os.statvfs(Path(file).parent)
+            if found.f_bavail * found.f_frsize < _FULL_BYTES:
+                full = sqlite3.OperationalError("database or disk is full")
+                return OperationalError(context.statement, context.parameters, full)
         return None
 
     return engine
-
-
-def _is_full(folder: Path) -> bool:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize < _FULL_BYTES
 
 
 def _postgres_engine(url: str, limits: DatabaseTimeouts, *, writes: bool = True, **options: Any) -> AsyncEngine:

@@ -38,7 +38,9 @@ class Api:
         """The document at the path of these segments. Raises `ApiError`."""
         response = await self._client.get("".join(f"/{_segment(one)}" for one in path), params=query)
         if response.is_error:
-            raise ApiError(response.status_code, _detail(response))
+            is_problem = response.headers["content-type"] == "application/problem+json"
+            problem: Any = response.json() if is_problem else {}
+            raise ApiError(response.status_code, str(problem.get("detail", response.reason_phrase)))
         return document.model_validate_json(response.content)
 
 
@@ -48,8 +50,3 @@ def _segment(name: str) -> str:
     if name in {"", ".", ".."} or "/" in name:
         raise ApiError(404, f"{name!r} does not exist")
     return quote(name, safe="")
-
-
-def _detail(response: httpx.Response) -> str:
-    problem: Any = response.json() if response.headers["content-type"] == "application/problem+json" else {}
-    return str(problem.get("detail", response.reason_phrase))

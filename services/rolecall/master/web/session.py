@@ -24,7 +24,8 @@ async def log_in(request: Request, master: Running) -> Response:
     if not is_same_origin(request.headers):
         return render(request, "login.html", next="/", error="Log in from this page.", status=403)
     length = request.headers.get("content-length", "")
-    fields = parse_qs((await request.body()).decode(errors="replace")) if _is_small(length) else {}
+    is_small = length.isascii() and length.isdigit() and int(length) <= _MAX_BODY
+    fields = parse_qs((await request.body()).decode(errors="replace")) if is_small else {}
     target, token = _local(fields.get("next", ["/"])[0]), fields.get("token", [""])[0].strip()
     session = master.sessions.start(token)
     caller = master.sessions.principal(session) if session else None
@@ -52,10 +53,6 @@ async def log_out() -> Response:
     response = RedirectResponse("/ui/login", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")
     return response
-
-
-def _is_small(length: str) -> bool:
-    return length.isascii() and length.isdigit() and int(length) <= _MAX_BODY
 
 
 def _local(path: str) -> str:
