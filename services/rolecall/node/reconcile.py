@@ -110,7 +110,9 @@ def actions(
     found: list[Action] = []
     for key, worker in actual.items():
         if key in by_key:
-            found += _inspect(key, by_key[key].inspection, worker)
+            inspection, over = by_key[key].inspection, worker.ended or worker.killed
+            if inspection is not None and inspection.id != worker.inspection and not over:
+                found.append(Inspect(key, inspection))
             found += _for_running(key, by_key[key], worker, grace_s)
         elif worker.ended and key not in spared:
             found.append(Forget(key))
@@ -118,12 +120,6 @@ def actions(
             found.append(Kill(key))
     missing = [worker for key, worker in by_key.items() if key not in actual]
     return [*found, *(Start(one.launch) if one.stop is None else Decline(one.launch) for one in missing)]
-
-
-def _inspect(key: Key, inspection: Inspection | None, actual: Actual) -> list[Action]:
-    if inspection is None or inspection.id == actual.inspection or actual.ended or actual.killed:
-        return []
-    return [Inspect(key, inspection)]
 
 
 def _for_running(key: Key, desired: DesiredWorker, actual: Actual, grace_s: float) -> list[Action]:
