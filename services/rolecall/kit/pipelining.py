@@ -120,15 +120,12 @@ def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
         if len(own) < len(tasks)
     ]
     if stuck:
+        rank, task = stuck[0]
+        missing = next(need for need in _dependencies(task, last) if need not in done)
         raise ValueError(
-            f"this order deadlocks: its ranks wait for one another; {_explain_wait(*stuck[0], last, done)}"
+            f"this order deadlocks: its ranks wait for one another; rank {rank} waits at {task} for {missing}"
         )
     return planned
-
-
-def _explain_wait(rank: int, task: Task, last: int, done: Mapping[Task, int]) -> str:
-    missing = next(need for need in _dependencies(task, last) if need not in done)
-    return f"rank {rank} waits at {task} for {missing}"
 
 
 def _ready_time(task: Task, last: int, done: Mapping[Task, int]) -> int | None:

@@ -35,11 +35,10 @@ def _pads_zeros(conv: nn.Conv2d) -> bool:
 def _trains_own_weights(conv: nn.Conv2d) -> bool:
     """False if something else than the convolution's `.grad` depends on the gradients."""
     own = [value for value in (conv.weight, conv.bias) if value is not None]
-    return all(value.is_leaf and value.requires_grad and not _has_hooks(value) for value in own)
-
-
-def _has_hooks(value: torch.Tensor) -> bool:
-    return bool(value._backward_hooks or value._post_accumulate_grad_hooks)
+    return all(
+        value.is_leaf and value.requires_grad and not (value._backward_hooks or value._post_accumulate_grad_hooks)
+        for value in own
+    )
 
 
 def _convolve(

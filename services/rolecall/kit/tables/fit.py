@@ -30,7 +30,9 @@ class Fit:
         self._data = data
         self._key = seed
         self._dictionaries = [_Dictionary(column) for column in data.categorical]
-        self._numeric = [_make_fitter(column) for column in data.numeric]
+        self._numeric: list[_NumberFitter] = [
+            _Moments(column) if column.transform == "normalize" else _Quantiles(column) for column in data.numeric
+        ]
 
     def add(self, rows: Rows) -> None:
         """Update the statistics with a chunk of training rows."""
@@ -51,10 +53,6 @@ class Fit:
 
 class _NumberFitter(Protocol):
     def add(self, numbers: NDArray[np.float64], keys: NDArray[np.uint64]) -> None: ...
-
-
-def _make_fitter(column: Numeric) -> _NumberFitter:
-    return _Moments(column) if column.transform == "normalize" else _Quantiles(column)
 
 
 @dataclass

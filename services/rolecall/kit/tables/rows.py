@@ -180,14 +180,13 @@ def _chunks(file: TableFile, data: Data, bad: BadRows) -> Iterator[_Chunk]:
     skipped: list[int] = []
     first = 2 if file.format != "parquet" and data.csv.column_names is None else 1
     with file.open() as stream, _parse_errors(file):
-        batches = _parquet(stream, data) if file.format == "parquet" else _csv(file, stream, data, bad, skipped)
+        if file.format == "parquet":
+            batches = pq.ParquetFile(stream).iter_batches(_CHUNK_ROWS, columns=data.columns)
+        else:
+            batches = _csv(file, stream, data, bad, skipped)
         for batch in batches:
             yield _Chunk(file, batch, first, skipped)
             first += batch.num_rows
-
-
-def _parquet(stream: BinaryIO, data: Data) -> Iterator[pa.RecordBatch]:
-    return pq.ParquetFile(stream).iter_batches(_CHUNK_ROWS, columns=data.columns)
 
 
 def _csv(file: TableFile, stream: BinaryIO, data: Data, bad: BadRows, skipped: list[int]) -> Iterator[pa.RecordBatch]:

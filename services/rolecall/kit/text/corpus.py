@@ -82,15 +82,12 @@ def open_corpus(text: Text, cache: Path) -> Corpus:
     Raises `InputError` for files that are missing or not UTF-8 text, and for an empty split.
     """
     files = {split: find(paths) for split, paths in text.sources.items()}
-    folder = build_once(cache / "text", _key(text, files), lambda draft: _build(text, files, draft))
-    return Corpus(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
-
-
-def _key(text: Text, files: dict[str, list[File]]) -> str:
-    """The cache key: a hash of everything that the corpus depends on."""
     identities = {split: [file.identity for file in found] for split, found in files.items()}
+    # Everything that the corpus depends on.
     content = [_LAYOUT, tokenizers.__version__, text.model_dump(mode="json"), identities]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    folder = build_once(cache / "text", key, lambda draft: _build(text, files, draft))
+    return Corpus(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
 
 
 def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
