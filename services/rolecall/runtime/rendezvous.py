@@ -177,11 +177,14 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
     if workload.rpc_threads is not None:
         params = workload.params.model_validate(launch.params)
         threads = max(threads, workload.rpc_threads(params, launch.gang.role_counts))
+    timeout_s = _CALL_TIMEOUT_S
+    if workload.rpc_timeout_s is not None:
+        timeout_s = workload.rpc_timeout_s(workload.params.model_validate(launch.params))
     url = f"{_SCHEME}://{len(_STORES)}"
     _STORES[url] = store
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
-        rpc_timeout=_call_timeout_s(launch, workload),
+        rpc_timeout=timeout_s,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=url,
@@ -197,12 +200,6 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
         world_size=launch.gang.world_size,
         rpc_backend_options=options,
     )
-
-
-def _call_timeout_s(launch: WorkerLaunch, workload: Workload[Any]) -> float:
-    if workload.rpc_timeout_s is None:
-        return _CALL_TIMEOUT_S
-    return workload.rpc_timeout_s(workload.params.model_validate(launch.params))
 
 
 def _open_url(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:

@@ -72,7 +72,9 @@ class Inspector:
             case "stacks":
                 return _encode(Answer(stacks=tuple(stacks())))
             case "profile":
-                return _encode(self._profile(inspection.steps))
+                if self.start_profile is None:
+                    return _encode(Answer(error="it has not joined its gang yet; try again"))
+                return _encode(Answer(artifact=self.start_profile(inspection.steps)))
             case unknown:
                 return _encode(Answer(error=f"this release of Rolecall does not support the inspection {unknown}"))
 
@@ -82,11 +84,6 @@ class Inspector:
         while len(body := _encode(Answer(window=self.timeline.window(wanted)))) > max_bytes and wanted:
             wanted //= 2
         return body
-
-    def _profile(self, steps: int) -> Answer:
-        if self.start_profile is None:
-            return Answer(error="it has not joined its gang yet; try again")
-        return Answer(artifact=self.start_profile(steps))
 
     def _read(self) -> Inspection | None:
         try:

@@ -177,19 +177,13 @@ def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     # Unlike `str(error)`, this has a substitute for the text if `__str__` fails, which can be a job's code.
     text = str(formatted).strip()
     headline = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    lost_peer = isinstance(error, RuntimeError) and any(sign in text.lower() for sign in _PEER_LOST)
     return Failure(
         message=headline + sandbox.hint(error),
         # The message describes the error of the input; the log has the traceback.
         traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
-        consequence=_is_consequence(error, text),
+        consequence=lost_peer or isinstance(error, PeerLost),
         condemns_checkpoint=isinstance(error, DamagedCheckpoint),
         at=datetime.now(UTC),
     )
-
-
-def _is_consequence(error: BaseException, text: str) -> bool:
-    """True if the error with this text only reports the loss of another worker of the gang."""
-    if isinstance(error, PeerLost):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in text.lower() for sign in _PEER_LOST)
