@@ -88,12 +88,9 @@ class BlobExchange:
                 return {node: found[node] for node in names}
             if late:
                 raise RendezvousTimeout(f"no {topic} within {timeout_s:.0f} s from node {', '.join(missing)}")
-            self._sleep(self._pause_s())
-
-    def _pause_s(self) -> float:
-        """Longer the more nodes ask, and at random, so that they don't ask all at once."""
-        jitter = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - not a secret
-        return jitter * max(_LEAST_POLL_S, len(self._nodes) / _POLLS_PER_S)
+            # Longer the more nodes ask, and at random, so that they don't ask all at once.
+            jitter = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - not a secret
+            self._sleep(jitter * max(_LEAST_POLL_S, len(self._nodes) / _POLLS_PER_S))
 
     def _get(self, name: str) -> str | None:
         path = self._scratch / "received"

@@ -35,7 +35,10 @@ def run(context: WorkerContext[Params]) -> None:
     own = collect(node, context.launch.gang.addresses[node], torch.__version__)
     exchange.post("facts", own.model_dump_json())
     links = probe_links(Prober.of(context.launch), exchange)
-    findings = [*compare_facts(_facts(exchange)), *classify_links(links)] if context.rank == 0 else []
+    findings: list[NodeFinding] = []
+    if context.rank == 0:
+        facts = [Facts.model_validate_json(text) for text in exchange.gather("facts").values()]
+        findings = [*compare_facts(facts), *classify_links(links)]
     if any(link.error for link in links):
         context.report.joined()
         findings.append(unmeasured(_nodes(context)))
@@ -43,10 +46,6 @@ def run(context: WorkerContext[Params]) -> None:
         findings += _speeds(context)
     if context.rank == 0:
         _report(context, findings)
-
-
-def _facts(exchange: BlobExchange) -> list[Facts]:
-    return [Facts.model_validate_json(text) for text in exchange.gather("facts").values()]
 
 
 def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:

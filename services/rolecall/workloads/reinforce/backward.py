@@ -190,13 +190,12 @@ class _TrainedLayers(Layers):
                 torch.mm(gradient.t(), inputs[index], out=weight_gradient)
                 torch.sum(gradient, 0, out=bias_gradient)
             if index:
-                gradient = self._through_activation(gradient @ self._weights[index][0], inputs[index])
-
-    def _through_activation(self, gradient: Tensor, results: Tensor) -> Tensor:
-        """The gradient of an activation's inputs, from that of its results."""
-        if self._tanh:
-            return torch.ops.aten.tanh_backward(gradient, results)
-        return torch.ops.aten.threshold_backward(gradient, results, 0)
+                gradient = gradient @ self._weights[index][0]
+                # The activation's results are the inputs of this layer.
+                if self._tanh:
+                    gradient = torch.ops.aten.tanh_backward(gradient, inputs[index])
+                else:
+                    gradient = torch.ops.aten.threshold_backward(gradient, inputs[index], 0)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -61,12 +61,11 @@ def _layers(widths: list[int], activation: str, dropout: float, last_gain: float
         if last_gain is not None:
             nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
             nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, _activation(activation, dropout)]
+        layers.append(layer)
+        if not last:
+            own = _ACTIVATIONS[activation]()
+            layers.append(nn.Sequential(own, nn.Dropout(dropout)) if dropout else own)
     return nn.Sequential(*layers)
-
-
-def _activation(name: str, dropout: float) -> nn.Module:
-    return nn.Sequential(_ACTIVATIONS[name](), nn.Dropout(dropout)) if dropout else _ACTIVATIONS[name]()
 
 
 class Normalizer(nn.Module):

@@ -54,7 +54,8 @@ class _Observer:
     def execute(self, request: CollectRollout | RunEpisode | RunEvaluation | None) -> RolloutResult | None:
         match request:
             case CollectRollout():
-                return self._collect_rollout(request)
+                with self._timeline.step(request.update):
+                    return self._run_rollout(request)
             case RunEpisode():
                 return self._run_episode(request)
             case RunEvaluation():
@@ -65,10 +66,6 @@ class _Observer:
     @cached_property
     def _collector(self) -> Collector:
         return self._make_collector(self._params.environments)
-
-    def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
-        with self._timeline.step(request.update):
-            return self._run_rollout(request)
 
     def _run_rollout(self, request: CollectRollout) -> RolloutResult:
         key = (self._rank, request.update)

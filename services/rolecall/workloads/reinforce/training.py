@@ -131,7 +131,8 @@ class Training(JobLoop[UpdatePosition, Params]):
                 self._evaluate()
             if self._finished():
                 return
-            self._update()
+            with self.context.timeline.step(self.position.update + 1):
+                self._train_update(self.position.update + 1)
             if self._checkpoint_due():
                 self._save_if_new()
 
@@ -152,12 +153,8 @@ class Training(JobLoop[UpdatePosition, Params]):
             return self.position.running_return > self._target
         return self.position.best is not None and self.position.best["evaluation_return"] >= self._target
 
-    def _update(self) -> None:
-        """Request rollouts from all idle observers, and train on those that are available."""
-        with self.context.timeline.step(self.position.update + 1):
-            self._train_update(self.position.update + 1)
-
     def _train_update(self, update: int) -> None:
+        """Request rollouts from all idle observers, and train on those that are available."""
         timeline = self.context.timeline
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         if self._agent is not None:
