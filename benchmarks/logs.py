@@ -1,7 +1,8 @@
 """Measures what it costs a master to serve logs: `python -m benchmarks.logs [--megabytes N] [--followers N]`.
 
 Starts a local cluster, and gives the worker of an ended job a long log of short lines. Prints the throughput of
-`GET /jobs/{job}/logs` with the CPU time of the master, and the CPU time of followers of jobs that print nothing.
+`GET /jobs/{job}/logs` with the CPU time of the master, of the whole log and of a search for a text that no line
+contains, and the CPU time of followers of jobs that print nothing.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def main() -> None:
         job = ended_job(client, folder, options.megabytes * 10**6)
         for _ in range(_ROUNDS):
             print(f"{options.megabytes} MB of lines, {serving(client, master, job)}", flush=True)
+        print(f"{options.megabytes} MB of lines, {searching(client, master, job, options.megabytes)}", flush=True)
         too_large = example("rnn-lm") | {"roles": {"parameter-server": 1, "trainer": 32}}
         silent = [client.submit(too_large).id for _ in range(_SILENT_JOBS)]
         alone = idle_share(master, _WATCHED_S)
@@ -67,6 +69,15 @@ def serving(client: Client, master: psutil.Process, job: str) -> str:
         size += len(chunk)
     wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
     return f"{size / 1e6:.0f} MB with names: {size / 1e6 / wall_s:.0f} MB/s, {own_s:.2f} s of the master's CPU"
+
+
+def searching(client: Client, master: psutil.Process, job: str, megabytes: int) -> str:
+    """Search the logs of a job once for a text that they do not contain."""
+    before_s, begin_s = cpu_s(master), time.perf_counter()
+    found = sum(map(len, client.log(job, {"text": "no such text"})))
+    wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
+    assert found == 0, "a line contains the text"
+    return f"search: {megabytes / wall_s:.0f} MB/s, {wall_s:.2f} s, {own_s:.2f} s of the master's CPU"
 
 
 if __name__ == "__main__":

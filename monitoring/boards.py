@@ -33,6 +33,15 @@ def _mean(metric: str, by: str = "") -> str:
     return " / ".join(rates)
 
 
+def _mean_and_tail(metric: str, by: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
+    """The mean and the 95th percentile of a histogram's observations, for each value of the label `by`."""
+    percentile = (
+        f"histogram_quantile(0.95, sum by ({by}{', ' if by else ''}le) (rate({metric}_bucket[$__rate_interval])))"
+    )
+    name = f"{{{{{by}}}}} " if by else ""
+    return (_mean(metric, by), f"{name}mean"), (percentile, f"{name}95 %")
+
+
 def _cluster() -> Dashboard:
     panels = [
         number("Queued jobs", "Jobs that wait for slots.", "short", "rolecall_queue_depth"),
@@ -55,8 +64,8 @@ def _cluster() -> Dashboard:
             ("rolecall_queue_waiting_jobs", "{{reason}}"), width=_THIRD, stacked=True),
         graph("Age of the oldest queued job", "0 if the queue is empty.", "s",
             ("rolecall_queue_oldest_age_seconds", "age"), width=_THIRD),
-        graph("Time to placement", "Mean time from the queue to the plan of a gang.", "s",
-            (_mean("rolecall_placement_seconds"), "wait"), width=_THIRD),
+        graph("Time to placement", "Time from the queue to the plan of a gang: the mean, and the time within "
+            "which 95 % get one.", "s", *_mean_and_tail("rolecall_placement_seconds"), width=_THIRD),
         graph("Samples per second", "Throughput of each running job.", "short",
             ("rolecall_job_samples_per_second", "{{job}} ({{workload}})"), width=_THIRD),
         graph("Nodes by role", "Nodes that are alive.", "short",
@@ -91,16 +100,16 @@ def _cluster() -> Dashboard:
         graph("Free space", "The master's volume, and the free space below which it stores no logs and uploads.",
             "bytes", ("rolecall_volume_free_bytes", "free"), ("rolecall_volume_total_bytes", "size"),
             ("rolecall_volume_reserve_bytes", "reserve")),
-        graph("API latency", "Mean time from a call to its response, by path.", "s",
-            (_mean("rolecall_api_request_seconds", "route"), "{{route}}"), width=_THIRD),
-        graph("Database", "Mean time of a transaction.", "s",
-            (_mean("rolecall_database_seconds", "access"), "{{access}}"), width=_THIRD),
+        graph("API latency", "Time from a call to its response, by path: the mean, and the time within which 95 % "
+            "have one.", "s", *_mean_and_tail("rolecall_api_request_seconds", "route"), width=_THIRD),
+        graph("Database", "Time of a transaction: the mean, and the time within which 95 % end.", "s",
+            *_mean_and_tail("rolecall_database_seconds", "access"), width=_THIRD),
         graph("Passes of the loops", "Mean time of a pass, for each loop of the master.", "s",
             (_mean("rolecall_loop_pass_seconds", "loop"), "{{loop}}"), width=_THIRD),
         graph("Idle loops", "Time since the last successful pass of each loop of the master.", "s",
             ("rolecall_loop_idle_seconds", "{{loop}}"), width=_THIRD),
-        graph("Blob store", "Mean time of a call.", "s",
-            (_mean("rolecall_blob_store_seconds"), "call"), width=_THIRD),
+        graph("Blob store", "Time of a call: the mean, and the time within which 95 % return.", "s",
+            *_mean_and_tail("rolecall_blob_store_seconds"), width=_THIRD),
         graph("Overdue calls of the blob store", "Calls that have exceeded their time limit and not returned.", "short",
             ("rolecall_blob_store_hung_calls", "calls"), width=_THIRD),
         graph("Exports", "Tries to export a job to another program, by target and outcome, since the master started.",

@@ -13,7 +13,7 @@ from rolecall.master.api.openapi import EXAMPLES
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
-from rolecall.master.timelines import RecordedWindow, silent, timeline
+from rolecall.master.timelines import RecordedWindow, silent, timeline, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack
@@ -103,7 +103,7 @@ async def test_a_timeline_in_three_forms(client: Client) -> None:
     assert "forward, step 1: 200.000 ms" in answer.text
     _, answer = await answered(client, node, "GET", f"{path}?format=schedule", body)
     assert answer.status_code == 409
-    assert "no complete step of a pipeline" in answer.json()["detail"]
+    assert answer.json()["detail"] == f"job {job} has no pipeline; the format svg shows every workload"
 
 
 async def test_what_a_worker_may_write_is_an_error_of_it_alone(client: Client) -> None:
@@ -221,6 +221,12 @@ def stage(rank: int) -> WorkerRecord:
         job="a", attempt=1, rank=rank, role=Role.STAGE, role_rank=rank, node="n", state=WorkerState.RUNNING, pid=1,
         exit_code=None, failure=None, spawned_at=None, joined_at=None,
     )  # fmt: skip
+
+
+def test_why_there_is_no_picture_of_a_schedule() -> None:
+    assert "no pipeline" in without_schedule([replace(stage(0), role=Role.TRAINER)], live=True)
+    assert "yet; try again" in without_schedule([stage(0)], live=True)
+    assert "left no complete step" in without_schedule([stage(0)], live=False)
 
 
 def test_a_timeline_without_windows_is_of_the_present() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rolecall.master.store.records import WorkerRecord
 from rolecall.spec.inspection import ClockReading, Silent, TimelineDocument, WorkerTimeline
+from rolecall.spec.role import Role
 from rolecall.spec.timeline import Span, Step, Window
 
 _LATEST_S = 250_000_000_000.0
@@ -64,6 +65,15 @@ def timeline(
 def silent(worker: WorkerRecord, reason: str) -> Silent:
     """A worker without an answer."""
     return Silent(rank=worker.rank, role=worker.role, role_rank=worker.role_rank, node=worker.node, reason=reason)
+
+
+def without_schedule(members: Sequence[WorkerRecord], *, live: bool) -> str:
+    """Why there is no picture of a schedule, and what to do."""
+    if not any(member.role is Role.STAGE for member in members):
+        return "has no pipeline; the format svg shows every workload"
+    if live:
+        return "has not completed a step of its pipeline yet; try again when its progress shows a step"
+    return "has left no complete step of a pipeline; the format svg shows what its workers have left"
 
 
 def trace(document: TimelineDocument) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rolecall.master.store import jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
-from rolecall.master.timelines import RecordedWindow, silent, timeline, trace
+from rolecall.master.timelines import RecordedWindow, silent, timeline, trace, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, NotFound
@@ -95,9 +95,7 @@ async def show_timeline(  # noqa: PLR0917 - the framework passes by name
         if format == "schedule":
             step = newest_step(document)
             if step is None:
-                raise Conflict(
-                    f"job {job} has no complete step of a pipeline; the format svg shows other workloads too"
-                )
+                raise Conflict(f"job {job} {without_schedule(members, live=bool(asked))}")
             return pipeline_svg(step, f"{job}, step {step.number}").encode(), "image/svg+xml"
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"

@@ -191,9 +191,14 @@ async def _filtered(
     prefix, lines = _prefix(worker), Lines(start, wanted)
 
     def read() -> bytes | None:
-        """The wanted lines of the next block, or None at the log's end."""
-        chunk = reader.streams.read_log(log_key(worker), lines.next, _BLOCK)
-        return joined(lines.feed(chunk)) if chunk.data else None
+        """The wanted lines of the next block that has some, unless that is far away; None at the log's end."""
+        for _ in range(_LARGE_BLOCK // _BLOCK):
+            chunk = reader.streams.read_log(log_key(worker), lines.next, _BLOCK)
+            if not chunk.data:
+                return None
+            if (found := joined(lines.feed(chunk))) or lines.next >= end:
+                return found
+        return b""
 
     def joined(found: list[Line]) -> bytes:
         return "".join(f"{prefix}{line.text}\n" for line in found).encode()
