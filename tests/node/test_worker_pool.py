@@ -207,7 +207,9 @@ async def test_a_worker_that_cant_be_told_the_port_of_its_gang_fails_with_the_re
 
 
 async def test_the_machine_is_checked_before_a_failed_worker_is_reported(played: Played) -> None:
-    succeeds, fails = [await played.run(launch(job, "stay")) for job in "ab"]
+    launches = [launch(job, "stay") for job in "ab"]
+    succeeds, fails = [await played.run(one) for one in launches]
+    want(played.pool, *launches)  # Otherwise the pool forgets the first one as soon as it has ended.
     played.exits(succeeds)
     await played.until(succeeds, WorkerState.SUCCEEDED)
     assert played.checked == []
