@@ -37,6 +37,13 @@ def past_step(step: int) -> Callable[[dict[str, Any]], bool]:
     return lambda document: document["state"] == "running" and document["progress"]["step"] > step
 
 
+def each_epoch(cluster: Cluster, job: str, metric: str) -> dict[int, float]:
+    """The values of a metric in a job's series, by epoch; the lowest rank reported them."""
+    parameters = {"lowest_rank": True}
+    (series,) = cluster.client.get(f"/jobs/{job}/metrics", params=parameters).raise_for_status().json()["series"]
+    return {point["epoch"]: point[metric] for point in series["points"] if metric in point}
+
+
 def spans(cluster: Cluster, job: str, worker: str) -> set[str]:
     """The names of the pieces of work in the last steps of a worker of an ended job."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.cluster.jobs import past_step, spans, workers
+from tests.cluster.jobs import each_epoch, past_step, spans, workers
 from tests.conftest import Cluster, running_cluster
 from tests.pictures import write_folder
 from tests.prerequisites import unavailable
@@ -78,7 +78,10 @@ def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path:
     assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
     assert spans(stages, job, "stage-0") >= {"F", "I", "W", "send", "wait"}
     assert "cut before " in stages.client.get(f"/jobs/{job}/events").text
-    assert "validation_accuracy" in json.dumps(stages.client.get(f"/jobs/{job}/metrics").json())
+    assert each_epoch(stages, job, "validation_accuracy").keys() == {1, 2}
+    bubbles = each_epoch(stages, job, "bubble")
+    assert bubbles.keys() == {1, 2}
+    assert all(0 < bubble < 1 for bubble in bubbles.values())
     asked = (
         "from PIL import Image; from model import load; m = load('.');"
         "print(m.classes[0], m.predict([Image.new('L', (28, 28))]).shape)"

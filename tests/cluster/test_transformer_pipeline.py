@@ -17,7 +17,7 @@ import torch
 from playwright.sync_api import expect
 from safetensors.torch import load as load_tensors
 from tests.cluster.browser import check_accessibility, logged_in, started_browser, visit
-from tests.cluster.jobs import past_step, workers
+from tests.cluster.jobs import each_epoch, past_step, workers
 from tests.conftest import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -70,6 +70,9 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     assert min(times) > 0
     assert result["bubble_theory"] == pytest.approx(1 / 5)
     assert 0 < result["bubble_measured"] < 1
+    bubbles = each_epoch(cluster, job, "bubble")
+    assert list(bubbles) == [1, 2]
+    assert all(0 < bubble < 1 for bubble in bubbles.values())
     assert artifact(cluster, job, "sample.txt").decode().startswith("It is a truth")
     with zipfile.ZipFile(io.BytesIO(artifact(cluster, job, "model.zip"))) as archive:
         archive.extractall(tmp_path)

@@ -185,6 +185,21 @@ def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: py
     assert loop.position.epoch == 1
 
 
+@pytest.mark.parametrize("scores", [{"validation_loss": 1.0}, None])
+def test_an_epochs_own_metrics_are_reported_with_its_scores_or_alone(
+    adder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: dict[str, float] | None
+) -> None:
+    loop = adder(max_steps=10)
+    monkeypatch.setattr(loop, "evaluate", lambda _: scores)
+    monkeypatch.setattr(loop, "epoch_metrics", lambda: {"trained": float(len(loop.trained.batches))})
+    loop.run()
+    lines = map(json.loads, Workdir.of(tmp_path, "job", 1, 0).progress.read_text().splitlines())
+    ends = [(line["step"], line["epoch"], line["metrics"]) for line in lines if "loss" not in line["metrics"]]
+    assert ends == [
+        (step, epoch, {"trained": float(step)} | (scores or {})) for step, epoch in [(4, 1), (8, 2), (10, 3)]
+    ]
+
+
 def test_an_epoch_whose_weights_were_not_stored_is_not_the_best(adder: Make) -> None:
     loop = adder(epochs=9, losses=[1.0, 0.5, 2.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2))
     loop.unavailable_at = {8}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rolecall.kit.meter import GpuClock, Meter
+from rolecall.kit.meter import Bubble, ComputeTime, GpuClock, Meter
 from rolecall.runtime.timeline import Timeline
 
 
@@ -12,12 +12,16 @@ class Ticks:
 
     def __init__(self) -> None:
         self.time = 0.0
+        self.completed = float("inf")
 
     def now(self) -> float:
         return self.time
 
     def between(self, begin: float, end: float) -> float:
         return end - begin
+
+    def reached(self, moment: float) -> bool:
+        return moment <= self.completed
 
     def pass_by(self, seconds: float) -> None:
         self.time += seconds
@@ -76,6 +80,33 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
     assert (timeline.seconds()["compute"], timeline.seconds()["wait"]) == (10.0, 21.0)
 
 
+def test_computations_count_once_and_only_when_their_device_has_completed_them() -> None:
+    clock = Ticks()
+    total = ComputeTime(clock)
+    for seconds in (1.0, 2.0, 4.0):
+        with total.computation():
+            clock.pass_by(seconds)
+        clock.pass_by(100.0)  # between computations
+    clock.completed = 103.0  # the end of the second one
+    assert total.take() == 3.0
+    assert total.take() == 0.0
+    clock.completed = 1000.0
+    assert total.take() == 4.0
+
+
+def test_a_bubble_is_that_of_the_steps_since_the_last_reading_without_the_very_first_step() -> None:
+    bubble = Bubble()
+    bubble.add(100.0, [1.0, 1.0])
+    assert bubble.take() is None
+    bubble.add(10.0, [4.0, 8.0])
+    bubble.add(10.0, [10.0, 10.0])
+    assert bubble.take() == pytest.approx(0.2)
+    bubble.add(10.0, [6.0, 6.0])
+    assert bubble.take() == pytest.approx(0.4)
+    bubble.add(10.0, [11.0, 11.0])  # with work of the step before
+    assert bubble.take() == 0.0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")
 def test_a_gpu_is_measured_by_events_in_its_stream() -> None:
     meter = Meter(GpuClock())
@@ -83,3 +114,13 @@ def test_a_gpu_is_measured_by_events_in_its_stream() -> None:
     with meter.step():
         meter.timed(lambda: [matrix @ matrix for _ in range(20)])()
     assert 0 < meter.compute_times[0] <= meter.durations[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its computations outlast their launch")
+def test_the_sum_of_computations_does_not_wait_for_a_gpu() -> None:
+    total = ComputeTime(GpuClock())
+    with total.computation():
+        torch.cuda._sleep(1_000_000_000)
+    assert total.take() == 0.0
+    torch.cuda.synchronize()
+    assert total.take() > 0.1

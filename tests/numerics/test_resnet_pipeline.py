@@ -72,6 +72,14 @@ def losses(result: GangResult) -> torch.Tensor:
     return torch.tensor(result.losses["master-0"], dtype=torch.float64)
 
 
+def bubbles(result: GangResult) -> list[float]:
+    """As the driver reported them after each epoch."""
+    lines = (result.folder / "work/job/1/0/progress.jsonl").read_text().splitlines()
+    return [
+        metrics["bubble"] for metrics in (json.loads(line).get("metrics", {}) for line in lines) if "bubble" in metrics
+    ]
+
+
 def assert_same(result: GangResult, alone: Reference, tolerance: float) -> None:
     expected = torch.tensor(alone.losses, dtype=torch.float64)
     torch.testing.assert_close(losses(result), expected, rtol=0, atol=tolerance)
@@ -136,7 +144,10 @@ def test_more_micro_batches_than_rpc_has_threads_by_default(folder: str, alone: 
 @pytest.mark.slow
 def test_replicas_average_gradients_and_statistics(folder: str, alone: Alone, tmp_path: Path) -> None:
     params = job(folder, precision="float64", replicas=2, micro_batches=2, max_steps=4, label_smoothing=0.1)
-    assert_same(run(params, 4, tmp_path), alone(params), 1e-10)
+    result = run(params, 4, tmp_path)
+    assert_same(result, alone(params), 1e-10)
+    assert len(bubbles(result)) == 2
+    assert all(0 < bubble < 1 for bubble in bubbles(result))
 
 
 @pytest.mark.slow
@@ -191,3 +202,5 @@ def test_a_small_pipeline_learns(tmp_path: Path) -> None:
     assert len(result.losses["master-0"]) == result.result["steps"]
     assert result.losses["master-0"][-1] < 0.5 < result.losses["master-0"][0]
     assert result.result["validation_accuracy"] > 0.5
+    assert len(bubbles(result)) == 3
+    assert all(0 < bubble < 1 for bubble in bubbles(result))

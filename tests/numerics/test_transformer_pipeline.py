@@ -107,6 +107,8 @@ def test_two_stages_train_as_one_process_does_and_leave_a_model(text: Path, tmp_
     alone = train_alone(Params.model_validate(params), tmp_path / "cache")
     assert_same(result, alone, 1e-10)
     assert alone.losses[::3] == pytest.approx(GOLDEN, rel=0, abs=1e-6)
+    # There is one epoch, so the bubble of its steps is that of all steps.
+    assert [one["bubble"] for one in reported(result) if "bubble" in one] == [result.result["bubble_measured"]]
     model = exported(result, tmp_path / "model").load(tmp_path / "model")
     assert model.generate("\n", tokens=5, seed=3) + "\n" == result.artifact("sample.txt").read_text()
 

@@ -17,5 +17,7 @@ TRAINING = (
 ACCURACY = Metric("accuracy", "Share of samples that are classified correctly.", "ratio", "higher", EVALUATED)
 EVALUATED_LOSS = Metric("loss", "Mean loss of a split.", direction="lower", splits=EVALUATED)
 CLASSIFIER = (EVALUATED_LOSS, ACCURACY)
+BUBBLE = Metric("bubble", "Share of the stages' time without computation, in the steps of an epoch.", "ratio", "lower")
+"""For pipelines."""
 PERPLEXITY = Metric("perplexity", "The exponential of the mean loss per token.", direction="lower", splits=EVALUATED)
 """For language models, with `EVALUATED_LOSS`."""

@@ -201,6 +201,13 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         """Further metrics of the last step by name, for its report; by default none."""
         return {}
 
+    def epoch_metrics(self) -> Mapping[str, float]:
+        """Further metrics of the steps of the epoch that has just ended, by name; by default none.
+
+        Called on all ranks, before the epoch's evaluation.
+        """
+        return {}
+
     def objective(self, metrics: dict[str, float]) -> float:
         """The value that early stopping maximizes: by default the negated validation loss."""
         return -metrics["validation_loss"]
@@ -285,11 +292,12 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return Decision(stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or overdue)
 
     def _finish_epoch(self) -> None:
-        """Evaluate the validation split, keep the checkpoint of the best epoch, and advance to the next epoch.
+        """Report the epoch's metrics and scores, keep the checkpoint of the best epoch, and advance to the next epoch.
 
         Raises `InputError` if early stopping gets no score.
         """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
+        reported = dict(self.epoch_metrics())
         with self.context.timeline.span("evaluate", "evaluation"):
             metrics = self.evaluate("validation")
         if metrics is None and self.params.early_stopping is not None:
@@ -297,8 +305,9 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
                 "early_stopping needs a validation score, but the validation data is empty or too short for one; "
                 "provide more of it, or omit early_stopping"
             )
-        if metrics is not None:
-            self.context.report.evaluated(self.position.step, self.position.epoch, metrics)
+        reported |= metrics or {}
+        if reported:
+            self.context.report.evaluated(self.position.step, self.position.epoch, reported)
         before = self.position
         if metrics is not None and self._update_best(metrics):
             manifest = self.save(keep=True)

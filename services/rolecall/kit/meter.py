@@ -2,7 +2,8 @@
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -31,6 +32,10 @@ class Stopwatch(Protocol, Generic[Moment]):
 
     def between(self, begin: Moment, end: Moment) -> float: ...
 
+    def reached(self, moment: Moment) -> bool:
+        """True if `between` does not have to wait for `moment`."""
+        ...
+
 
 class HostClock:
     """A clock for synchronous execution on the CPU."""
@@ -40,6 +45,9 @@ class HostClock:
 
     def between(self, begin: float, end: float) -> float:
         return end - begin
+
+    def reached(self, moment: float) -> bool:
+        return True
 
 
 class GpuClock:
@@ -55,6 +63,61 @@ class GpuClock:
         """Seconds; waits until the GPU has reached `end`."""
         end.synchronize()
         return begin.elapsed_time(end) / 1000
+
+    def reached(self, moment: torch.cuda.Event) -> bool:
+        return moment.query()
+
+
+def device_clock(device: torch.device) -> Stopwatch[Any]:
+    """The clock of computations on this device."""
+    return GpuClock() if device.type == "cuda" else HostClock()
+
+
+class ComputeTime:
+    """Adds up the time of computations, without waiting for a GPU."""
+
+    def __init__(self, clock: Stopwatch[Any]) -> None:
+        self._clock = clock
+        self._calls: deque[tuple[Any, Any]] = deque()
+
+    @contextmanager
+    def computation(self) -> Iterator[None]:
+        """A context for one computation."""
+        begin = self._clock.now()
+        yield
+        self._calls.append((begin, self._clock.now()))
+
+    def take(self) -> float:
+        """Seconds of the computations since the last call. The next call has those that a GPU has not completed yet."""
+        seconds = 0.0
+        while self._calls and self._clock.reached(self._calls[0][1]):
+            seconds += self._clock.between(*self._calls.popleft())
+        return seconds
+
+
+class Bubble:
+    """The share of the stages' time in steps without computation, measured from outside of the stages.
+
+    The first step is excluded, because it also sets up the stages.
+    """
+
+    def __init__(self) -> None:
+        self._started = False
+        self._whole_s = self._compute_s = 0.0
+
+    def add(self, duration_s: float, compute_s: Sequence[float]) -> None:
+        """Add a step with its duration, and the compute time of each stage in it."""
+        if self._started:
+            self._whole_s += duration_s * len(compute_s)
+            self._compute_s += sum(compute_s)
+        self._started = True
+
+    def take(self) -> float | None:
+        """The share in the steps since the last call; None without any."""
+        whole_s, compute_s = self._whole_s, self._compute_s
+        self._whole_s = self._compute_s = 0.0
+        # A GPU can complete computations of a step in the next one.
+        return max(0.0, 1 - compute_s / whole_s) if whole_s else None
 
 
 class _Call(NamedTuple):
@@ -137,15 +200,16 @@ class Meter:
             timeline.record("wait", "wait", previous, now)
 
 
-def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:
-    """Seconds per pipeline rank, summed over steps and averaged over replicas; equal on all workers.
+def stage_times(meter: Meter, grid: Grid, first: int = 0) -> dict[str, float]:
+    """Seconds per pipeline rank, summed over the steps from `first` and averaged over replicas; equal on all workers.
 
     A step ends when the slowest rank of the replica is done. A rank computes, waits for its neighbors between its first
     and last computation, and idles before and after. The first step of an attempt is excluded, because it also sets up
-    connections. A collective of all workers.
+    connections. A collective of all workers. Without other steps, there is no `bubble_measured`.
     """
     durations, compute_times, spans = (
-        torch.tensor(times[1:], dtype=torch.float64) for times in (meter.durations, meter.compute_times, meter.spans)
+        torch.tensor(times[max(first, 1) :], dtype=torch.float64)
+        for times in (meter.durations, meter.compute_times, meter.spans)
     )
     slowest = durations.to(grid.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=grid.pipeline_group)

@@ -96,7 +96,7 @@ class Reporter:
         self._write(kind="event", message=message)
 
     def evaluated(self, step: int, epoch: int | None, metrics: Mapping[str, float]) -> None:
-        """Report the metrics of an evaluation, such as `validation_auc`."""
+        """Report the metrics of an evaluation, such as `validation_auc`, and of the epoch that it ends."""
         self.write("step", step=step, epoch=epoch, metrics=dict(metrics))
 
     def result(self, metrics: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ tensors between stages. `tutorial`: the shards of protocol `tutorial`. `training
 exported archive. This file, `params` and `check` never import torch.
 """
 
-from rolecall.kit.declarations import CLASSIFIER, TRAINING
+from rolecall.kit.declarations import BUBBLE, CLASSIFIER, TRAINING
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.resnet_pipeline.check import check_counts, check_node, rpc_threads, rpc_timeout_s
@@ -27,7 +27,7 @@ WORKLOAD = Workload(
         Role.MASTER: RoleCount(default=1, least=1, most=1),
         Role.STAGE: RoleCount(default=2, least=2, most=256),
     },
-    metrics=(*TRAINING, *CLASSIFIER),
+    metrics=(*TRAINING, *CLASSIFIER, BUBBLE),
     rpc=True,
     process_group=(Role.STAGE,),
     check_counts=check_counts,

@@ -4,9 +4,9 @@ The driver calls one method at a time on all stages, which execute it in their m
 peer to peer.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed, share_of
+from rolecall.kit.meter import ComputeTime, device_clock
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.pipelining import most_in_flight, zero_bubble
 from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, measurements, worker_name
@@ -56,6 +57,15 @@ def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
     return _requests.post((method, arguments))
 
 
+class StageStep(NamedTuple):
+    """What a stage returns of a step."""
+
+    loss: float
+    """The mean loss at a last stage, elsewhere 0."""
+    compute_s: float
+    """The time of computations that were completed since the last step."""
+
+
 class PipelineStage:
     """Stage `index` of `stages` of one replica. Its methods run in the main thread, called by the driver."""
 
@@ -65,6 +75,7 @@ class PipelineStage:
         self._stages = context.count(Role.STAGE) // self._params.replicas
         self._replica, self._index = divmod(context.role_rank, self._stages)
         self._replica_group = self._make_replica_group()
+        self._compute_time = ComputeTime(device_clock(context.device))
         self._outboxes = {index: self._outbox(index) for index in range(self._stages) if index != self._index}
         self.shutdown_reason: Literal["done", "stopped"] | None = None
         """Set by `shutdown`; ends the stage's loop."""
@@ -113,15 +124,16 @@ class PipelineStage:
 
     # Training.
 
-    def train(self, epoch: int, step: int, rate_factor: float) -> float:
-        """One optimizer step on batch `step` of `epoch`. Returns the mean loss at a last stage, elsewhere 0."""
+    def train(self, epoch: int, step: int, rate_factor: float) -> StageStep:
+        """One optimizer step on batch `step` of `epoch`."""
         # Dropout depends only on the position, so checkpoints need no generator state.
         torch.manual_seed(
             derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
         )
         # The driver counts the steps of the job; the one in the epoch identifies them in this stage as well.
         with self._context.timeline.step(step + 1):
-            return self._train_step(epoch, step, rate_factor)
+            loss = self._train_step(epoch, step, rate_factor)
+        return StageStep(loss, self._compute_time.take())
 
     def _train_step(self, epoch: int, step: int, rate_factor: float) -> float:
         if self._is_first:
@@ -132,18 +144,18 @@ class PipelineStage:
             if kind == "I":
                 self._backward(micro_batch)
             elif kind == "W":
-                with self._span("W", "compute", micro_batch):
+                with self._computation("W", micro_batch):
                     self._part.backward_weights(micro_batch)
             elif self._is_last:
                 features, labels = self._take("activation", micro_batch), self._take("labels", micro_batch)
-                with self._span("F", "compute", micro_batch):
+                with self._computation("F", micro_batch):
                     losses.append(self._part.forward_loss(micro_batch, features, labels))
             else:
                 self._forward(micro_batch)
         self._flush()
         with self._span("all-reduce", "communication"):
             self._average_replicas()
-        with self._span("optimizer", "compute"):
+        with self._computation("optimizer"):
             self._part.update(rate_factor)
         return float(torch.stack(losses).sum()) if losses else 0.0
 
@@ -156,14 +168,14 @@ class PipelineStage:
 
     def _forward(self, micro_batch: int) -> None:
         features = self._images[micro_batch] if self._is_first else self._take("activation", micro_batch)
-        with self._span("F", "compute", micro_batch):
+        with self._computation("F", micro_batch):
             outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
         with self._span("send", "communication", micro_batch):
             self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
 
     def _backward(self, micro_batch: int) -> None:
         gradient = None if self._is_last else self._take("gradient", micro_batch)
-        with self._span("I", "compute", micro_batch):
+        with self._computation("I", micro_batch):
             input_gradient = self._part.backward(micro_batch, gradient)
         if input_gradient is not None:
             with self._span("send", "communication", micro_batch):
@@ -173,6 +185,11 @@ class PipelineStage:
         """Wait for a tensor of another stage."""
         with self._span("wait", "wait", micro_batch):
             return inbox.take((kind, micro_batch))
+
+    @contextmanager
+    def _computation(self, name: str, micro_batch: int | None = None) -> Iterator[None]:
+        with self._span(name, "compute", micro_batch), self._compute_time.computation():
+            yield
 
     def _span(self, name: str, category: Category, micro_batch: int | None = None) -> AbstractContextManager[None]:
         return self._context.timeline.span(name, category, stage=self._index, micro_batch=micro_batch)

@@ -1,5 +1,6 @@
 """The driver's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,9 @@ import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from rolecall.kit.declarations import BUBBLE
 from rolecall.kit.loop import EvalSplit, TrainingLoop
+from rolecall.kit.meter import Bubble
 from rolecall.kit.metrics import ClassMetricsAccumulator, merge
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.pipelining import best_cuts, cut_indices
@@ -22,7 +25,7 @@ from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, mean_loss
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
-from rolecall.workloads.resnet_pipeline.stage import PipelineStage, execute
+from rolecall.workloads.resnet_pipeline.stage import PipelineStage, StageStep, execute
 from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, TutorialShard
 
 
@@ -53,6 +56,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
         super().__init__(context)
         params = context.params
         self._stages = Stages(context.count(Role.STAGE), params.replicas)
+        self._bubble = Bubble()
         self._info = self._open_images()
         if (images := self._info.images["train"]) < params.batch_size:
             raise InputError(f"there are only {images} training images; set batch_size to at most that number")
@@ -110,9 +114,18 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
+        begin = time.perf_counter()
         with self.context.timeline.span("stages", "wait"):
-            losses = call(self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor)
-        return sum(losses) / self.params.replicas
+            steps: list[StageStep] = call(
+                self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor
+            )
+        self._bubble.add(time.perf_counter() - begin, [step.compute_s for step in steps])
+        return sum(step.loss for step in steps) / self.params.replicas
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """The measured bubble of this attempt's steps of the epoch, if any but the attempt's first."""
+        bubble = self._bubble.take()
+        return {} if bubble is None else {BUBBLE.name: bubble}
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         images = self._info.images.get(split, 0)

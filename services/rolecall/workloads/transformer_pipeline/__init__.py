@@ -9,7 +9,7 @@ stages. `training`: the loop. `export`: the exported archive and a sample of tex
 import torch.
 """
 
-from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING
+from rolecall.kit.declarations import BUBBLE, EVALUATED_LOSS, PERPLEXITY, TRAINING
 from rolecall.spec.metric import Metric
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
@@ -28,6 +28,7 @@ WORKLOAD = Workload(
         *TRAINING,
         EVALUATED_LOSS,
         PERPLEXITY,
+        BUBBLE,
         Metric("micro_batch_loss_min", "The lowest loss of a micro-batch of the step.", direction="lower"),
         Metric("micro_batch_loss_max", "The highest loss of a micro-batch of the step.", direction="lower"),
         Metric("micro_batch_{index}_loss", "Loss of one of up to 16 micro-batches.", direction="lower"),

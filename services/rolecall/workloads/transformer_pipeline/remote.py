@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from rolecall.kit.builders import shorten_error
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
-from rolecall.kit.meter import GpuClock, HostClock, Meter
+from rolecall.kit.meter import Meter, device_clock
 from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.pipelining import Task, fill_and_drain, most_in_flight, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
@@ -42,7 +42,7 @@ class Pipeline:
     def __init__(self, params: Params, vocabulary: int, grid: Grid, timeline: Timeline | None = None) -> None:
         """Raises `InputError` if a custom model or the cuts can't be used."""
         self.grid = grid
-        self.meter = Meter(GpuClock() if grid.device.type == "cuda" else HostClock(), timeline)
+        self.meter = Meter(device_clock(grid.device), timeline)
         self.dtype = weight_dtype(params.precision)
         self._params = params
         self._own: CsvSchedule | None = None

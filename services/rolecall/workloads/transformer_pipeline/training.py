@@ -14,6 +14,7 @@ from rolecall.kit.checkpoint import (
     restore_optimizer,
     restore_random_state,
 )
+from rolecall.kit.declarations import BUBBLE
 from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import stage_times
@@ -60,6 +61,7 @@ class Training(TrainingLoop[Batch, Params]):
         self._pipeline = Pipeline(params, corpus.vocabulary_size, self._grid, context.timeline)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # different dropout masks on each worker
         self._optimizer = make_optimizer(params, self._parameters())
+        self._epoch_begin = 0  # as an index of the meter's steps
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and the theoretical bubble."""
@@ -92,6 +94,13 @@ class Training(TrainingLoop[Batch, Params]):
     def step_metrics(self) -> dict[str, Tensor]:
         """The mean losses per token of the micro-batches."""
         return micro_batch_metrics(self._losses)
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """The measured bubble of this attempt's steps of the epoch, if any but the attempt's first."""
+        meter, begin = self._pipeline.meter, self._epoch_begin
+        self._epoch_begin = len(meter.durations)
+        times = stage_times(meter, self._grid, begin)
+        return {BUBBLE.name: times["bubble_measured"]} if "bubble_measured" in times else {}
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Mean loss per token of all full sequences, and perplexity."""
