@@ -293,7 +293,7 @@ def _declared(workload: str) -> Iterator[Panel]:
     """A panel for each name that a workload declares for Prometheus, without those that every dashboard has."""
     declared: dict[str, list[Metric]] = {}
     for one in catalogue.load(workload).metrics:
-        if not one.indexed and one.name not in _EVERYWHERE:
+        if not one.indexed and one.name not in _OF_ALL_WORKLOADS:
             declared.setdefault(one.name, []).append(one)
     for name, found in declared.items():
         labeled = f'{{job="$job", metric="{name}"}}'
@@ -314,7 +314,7 @@ def _rate(measurement: str, by: str, selector: str = "") -> str:
     return f"sum by ({by}) (rate(rolecall_worker_{measurement}{{{labels}}}[$__rate_interval]))"
 
 
-_EVERYWHERE = {"steps", "samples_per_s", "wall_s", "epochs"}
+_OF_ALL_WORKLOADS = {"steps", "samples_per_s", "wall_s", "epochs"}
 _MEASUREMENTS = {
     "embedding-ddp": _embedding,
     "reinforce": _reinforce,

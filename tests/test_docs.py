@@ -1,8 +1,10 @@
 """Examples in the documentation are executed, and its statements are compared with the code."""
 
 import ast
+import errno
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -208,19 +210,23 @@ def _texts(source: str) -> Iterator[str]:
             yield node.value
 
 
-def test_the_messages_in_the_troubleshooting_guide_are_those_of_the_code() -> None:
+def test_the_messages_in_the_guides_are_those_of_the_code() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text()
     tables = page[: page.index("## A job that is slow")] + next(
         line for line in page.splitlines() if "Landlock" in line
     )
+    operations = (ROOT / "docs/operations.md").read_text()
+    tables += "\n\n".join(re.findall(r"^\| message \|.*?\n\n", operations, re.MULTILINE | re.DOTALL))
     messages = [
         quoted for row in re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE) for quoted in re.findall("`(.*?)`", row)
     ]
-    assert len(messages) > 20
+    messages += [" ".join(quoted.split()) for quoted in re.findall(r"\bline `(.*?)`", operations, re.DOTALL)]
+    assert len(messages) > 25
     sources = (path.read_text() for path in (ROOT / "services/rolecall").rglob("*.py"))
     code = "\n".join(text.replace("`", "") for source in sources for text in _texts(source))
+    foreign = {os.strerror(number).lower() for number in errno.errorcode} | {"rolecall: command not found"}
     for message in messages:
-        if message == "rolecall: command not found":  # The shell's.
+        if message in foreign:  # The kernel's and the shell's.
             continue
         for part in filter(None, (part.strip() for part in message.split("…"))):
             assert part in code, message

@@ -1,7 +1,8 @@
 """Terms that names in the code, and texts for users and operators, must not contain, each with its replacement.
 
 The first test checks the documents without their code, the comments of the files that operators edit, the texts of the
-dashboards, the string literals in `services`, the docstrings that become help texts, and the API's description.
+dashboards and pages, the string literals in `services`, the docstrings that become help texts, and the API's
+description.
 """
 
 import ast
@@ -169,6 +170,11 @@ def _sources() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
 
 
+def _pages() -> Iterator[tuple[str, str]]:
+    for path in sorted([*SERVICES.glob("master/web/templates/**/*.html"), *SERVICES.glob("master/web/static/*.js")]):
+        yield str(path.relative_to(ROOT)), path.read_text()
+
+
 def _api_texts() -> Iterator[tuple[str, str]]:
     """The summaries and descriptions of the OpenAPI document.
 
@@ -190,7 +196,7 @@ def _api_texts() -> Iterator[tuple[str, str]]:
 
 @cache
 def _texts() -> tuple[tuple[str, str], ...]:
-    return (*_documents(), *_operators_files(), *_sources(), *_api_texts())
+    return (*_documents(), *_operators_files(), *_sources(), *_pages(), *_api_texts())
 
 
 @pytest.mark.parametrize("pattern", OUT, ids=GLOSSARY)
@@ -210,6 +216,7 @@ def test_the_texts_are_found() -> None:
     assert "Dropout rate" in texts["services/rolecall/workloads/rnn_lm/params.py"]
     assert "Host name or address of the master." in texts["services/rolecall/settings.py"]
     assert "exits" in texts["compose.yaml"]
+    assert "order in which jobs are placed" in texts["services/rolecall/master/web/templates/parts/overview.html"]
     assert "Queued jobs" in texts["monitoring/dashboards/cluster.json"]
     assert "reserve" in texts["operations.md"]
     assert "```" not in texts["operations.md"]
@@ -237,9 +244,8 @@ def _words_out(source: str, out: Mapping[str, str] = OUT_OF_NAMES) -> Iterator[s
 
 
 def test_names_in_the_code_have_no_word_that_is_out() -> None:
-    paths = [
-        path for folder in ("services", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
-    ]
+    folders = ("services", "tests", "examples", "benchmarks", "monitoring", "docs/images")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = [
         f"{path.relative_to(ROOT)}: {hit}"
         for path in paths

@@ -95,14 +95,14 @@ def _take(page: Page, url: str, path: Path, *, until: str = "h1") -> None:
 def _record(page: Page, url: str, path: Path) -> None:
     """The curves of a job that trains, whenever they have moved."""
     page.goto(url)
-    card = page.locator("section:has(> .curves)")
+    section = page.locator("section:has(> .curves)")
     page.locator(".curves canvas").wait_for(timeout=_WAIT_S * 1000)
     frames: list[Image.Image] = []
     before = 0
     for _ in range(_FRAMES):
         page.wait_for_function("before => document.querySelector('.curves').dataset.points > before", arg=before)
         before = int(page.locator(".curves").get_attribute("data-points") or 0)
-        frame = Image.open(io.BytesIO(card.screenshot())).convert("RGB")
+        frame = Image.open(io.BytesIO(section.screenshot())).convert("RGB")
         frames.append(frame.resize((800, round(frame.height * 800 / frame.width)), Image.Resampling.LANCZOS))
     height = max(frame.height for frame in frames)
     frames = [frame for frame in frames if frame.height == height]

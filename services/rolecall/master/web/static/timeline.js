@@ -36,7 +36,7 @@ function startTimeline(section) {
     return null;
   }
 
-  // While workers run, every 10 s and only if somebody looks; after the end once, because workers leave their last steps.
+  // While workers run, every 10 s and only if the page is visible; after the end once, because workers leave their last steps.
   async function refresh() {
     const now = state();
     const isRunning = now === "running" || now === "stopping";
