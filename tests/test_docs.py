@@ -20,7 +20,9 @@ from rolecall import __version__
 from rolecall.cli.app import app
 from rolecall.cli.exits import Exit
 from rolecall.master.api.error_handlers import PROBLEM_TYPES
-from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
+from rolecall.settings.master import MasterSettings
+from rolecall.settings.node import NodeSettings
+from rolecall.settings.worker import WorkerSettings
 from rolecall.spec.job import JobRequest
 
 ROOT = Path(__file__).parent.parent

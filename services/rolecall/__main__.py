@@ -14,7 +14,10 @@ from typing import Any
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.name import node_name
 from rolecall.process import forbid_inspection, keep_files_private
-from rolecall.settings import for_nodes, read_master, read_node, read_role
+from rolecall.settings.child_environments import for_nodes
+from rolecall.settings.environment import read_role
+from rolecall.settings.master import read_master
+from rolecall.settings.node import read_node
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 from rolecall.supervisor import SupervisedProgram, Supervisor

@@ -12,7 +12,10 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.stack import FILE, configuration, engine
 
 from rolecall import __version__
-from rolecall.settings import SECRETS, MasterSettings, NodeSettings, WorkerSettings
+from rolecall.settings.master import MasterSettings
+from rolecall.settings.node import NodeSettings
+from rolecall.settings.secrets import SECRETS
+from rolecall.settings.worker import WorkerSettings
 from rolecall.spec.job import JobRequest
 from rolecall.spec.resources import count_and_resources
 from rolecall.spec.role import Role

@@ -41,7 +41,10 @@ from rolecall.master.api import cluster
 from rolecall.node.health import NodeHealth
 from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.telemetry import app as node_app
-from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings, read_master, read_node, read_role
+from rolecall.settings.environment import read_role
+from rolecall.settings.master import MasterSettings, read_master
+from rolecall.settings.node import NodeSettings, read_node
+from rolecall.settings.worker import WorkerSettings
 from rolecall.spec.role import Role
 from rolecall.supervisor import restart_delay_s
 
@@ -104,7 +107,7 @@ def test_no_image_floats(overlay: str) -> None:
 def test_every_variable_is_one_that_is_read(overlay: str) -> None:
     kinds = (MasterSettings, NodeSettings, WorkerSettings)
     fields = [field for kind in kinds for field in kind.model_fields.values()]
-    known = {str(field.validation_alias): "settings.py" for field in fields} | FOREIGN
+    known = {str(field.validation_alias): "settings" for field in fields} | FOREIGN
     for one in roles(everything(overlay)):
         assert {name.removesuffix("_FILE") for name in environment(one)} <= known.keys()
 

@@ -34,7 +34,8 @@ from tests.deploy.manifests import (
 )
 
 from rolecall.master.api import attempts, audit, cluster, description, files, jobs, nodes, tokens
-from rolecall.settings import MasterSettings, NodeSettings
+from rolecall.settings.master import MasterSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.role import Role
 
 DOCUMENT = (ROOT / "docs/kubernetes.md").read_text()

@@ -21,7 +21,8 @@ from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster, running_cluster
 from tests.deploy.manifests import program
 
-from rolecall.settings import MasterSettings, NodeSettings
+from rolecall.settings.master import MasterSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.role import Role
 
 MONITORING = Path(__file__).parents[2] / "monitoring"

@@ -3,7 +3,7 @@
 import json
 import os
 
-from rolecall.settings import read_worker
+from rolecall.settings.worker import read_worker
 from rolecall.spec.fork import ForkRequest
 from rolecall.worker.sandbox import confine
 

@@ -29,7 +29,7 @@ from rolecall.master.leadership import Leadership
 from rolecall.master.program import Program
 from rolecall.master.server import MasterServer, create_app, listen, read_certificate
 from rolecall.master.store.database import Database, sqlite_url
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
 from rolecall.spec.metric import EVALUATED, Metric

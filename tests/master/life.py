@@ -16,7 +16,7 @@ from rolecall.master.leadership import Leadership
 from rolecall.master.store import checkpoints, schema
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.master.streams import StreamKey
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.access import Scope
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart

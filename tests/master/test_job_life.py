@@ -35,7 +35,7 @@ from rolecall.master.assembly import Master
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import schema
 from rolecall.master.store.database import Database
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.job import JobDocument, JobOverview, JobRequest, JobUpdate
 from rolecall.spec.plan import CheckpointManifest

@@ -28,7 +28,7 @@ PROGRAM = """
 import sys
 from tests.master.harness import CATALOGUE
 from rolecall.master.server import run
-from rolecall.settings import read_master
+from rolecall.settings.master import read_master
 run(read_master(), CATALOGUE)
 """
 

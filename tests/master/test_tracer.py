@@ -21,7 +21,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from rolecall.master import exporter, tracer
 from rolecall.master.job_trace import span_id, trace_id
-from rolecall.settings import for_nodes, for_workers, private_paths
+from rolecall.settings.child_environments import for_nodes, for_workers
+from rolecall.settings.private_paths import private_paths
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker

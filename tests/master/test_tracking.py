@@ -14,7 +14,7 @@ from tests.trackers.test_tensorboard import scalars
 
 from rolecall.master.exporter import Accepted
 from rolecall.master.tracking import TrackerPlace, TrackerTarget
-from rolecall.settings import for_nodes, for_workers
+from rolecall.settings.child_environments import for_nodes, for_workers
 from rolecall.spec.api import Checkpoint, Series
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import WorkerState

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from rolecall import __version__
 from rolecall.node.reconcile import Key
 from rolecall.node.vitals import process_state
-from rolecall.settings import NodeSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.errors import PROBLEM_PREFIX
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
@@ -258,7 +258,7 @@ def start_node(
         "ROLECALL_HOST": "127.0.0.1",
     }
     program = (
-        "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
+        "import sys; from rolecall.node.server import run; from rolecall.settings.node import read_node;"
         f"sys.exit(run(read_node(), {[*PLAYS]}))"
     )
     command = [*before, sys.executable, "-c", f"{prelude}\n{program}"]

@@ -15,7 +15,8 @@ from rolecall.kit.files import find
 from rolecall.kit.images.params import Idx
 from rolecall.kit.images.sources import check_source, open_source
 from rolecall.master.catalogue import load
-from rolecall.settings import WorkerSettings, for_nodes, for_workers
+from rolecall.settings.child_environments import for_nodes, for_workers
+from rolecall.settings.worker import WorkerSettings
 from rolecall.spec.errors import InputError, InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role

@@ -15,13 +15,13 @@ from tests.security.forbidding import FORBIDDING
 from rolecall import landlock
 from rolecall.kit.cache import make_owner_folder
 from rolecall.node.folder import short_name
-from rolecall.settings import for_workers
+from rolecall.settings.child_environments import for_workers
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
 
 SETUP = """
 import json, os, signal, subprocess, sys, multiprocessing
-from rolecall.settings import read_worker
+from rolecall.settings.worker import read_worker
 from rolecall.spec.fork import ForkRequest
 from rolecall.worker.sandbox import confine
 

@@ -32,7 +32,7 @@ from rolecall.network.findings import certificate
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.findings import GpuInventory
 from rolecall.node.self_check import SelfCheck
-from rolecall.settings import NodeSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Level
 from rolecall.spec.role import Role

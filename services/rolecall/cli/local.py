@@ -21,7 +21,9 @@ from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
 from rolecall.client.connection import Connection, forget, store, stored, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
-from rolecall.settings import connection_file, for_nodes, read_worker, without
+from rolecall.settings.child_environments import for_nodes, without
+from rolecall.settings.private_paths import connection_file
+from rolecall.settings.worker import read_worker
 from rolecall.spec.role import Role
 from rolecall.supervisor import SupervisedProgram, Supervisor
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from rolecall.client.errors import ConfigurationError, Unauthorized, Unreachable
 from rolecall.network.interfaces import has_address
-from rolecall.settings import connection_file
+from rolecall.settings.private_paths import connection_file
 from rolecall.spec.node import is_loopback
 from rolecall.spec.trust import Trust
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rolecall.settings import WorkerSettings, read_worker
+from rolecall.settings.worker import WorkerSettings, read_worker
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
 from rolecall.spec.report import shorten

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolecall.edge.logs import about
-from rolecall.settings import read_worker
+from rolecall.settings.worker import read_worker
 from rolecall.spec.errors import InputError
 from rolecall.untrusted_files import delete_tree, give_access, open_regular, walk
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from rolecall.settings import WorkerSettings, private_paths, read_worker
+from rolecall.settings.private_paths import private_paths
+from rolecall.settings.worker import WorkerSettings, read_worker
 from rolecall.spec.errors import InputError
 from rolecall.untrusted_files import NotRegular, open_regular
 

@@ -39,7 +39,7 @@ from rolecall.master.user_threads import UserThreads
 from rolecall.master.verification import Verifier
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 
 
 @dataclass(frozen=True, slots=True)

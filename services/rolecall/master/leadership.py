@@ -24,7 +24,7 @@ from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_err
 from rolecall.master.store import terms
 from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.store.session_lock import SessionLock
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.errors import SettingsError
 
 LOOK_EVERY_S = 0.5

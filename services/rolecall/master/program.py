@@ -12,7 +12,7 @@ from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.tracer import open_sender
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.trackers import mlflow, tensorboard
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rolecall.master.store.records import CheckpointRecord
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.visible import listed
 

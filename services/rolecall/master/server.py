@@ -62,7 +62,7 @@ from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.web import pages, session
 from rolecall.master.web.api import ApiError
 from rolecall.retry import delays_s
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.errors import SettingsError
 
 LIMITS = ConnectionLimits()

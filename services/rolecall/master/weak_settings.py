@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rolecall.master.access import Scrapes
-from rolecall.settings import MasterSettings
+from rolecall.settings.master import MasterSettings
 from rolecall.spec.finding import Finding, Level, secret_files
 
 SHORT = 32

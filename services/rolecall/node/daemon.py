@@ -18,7 +18,8 @@ from rolecall.node.health import NodeHealth
 from rolecall.node.master_link import MasterLink
 from rolecall.node.self_check import SelfCheck
 from rolecall.node.worker_pool import WorkerPool
-from rolecall.settings import NodeSettings, read_worker
+from rolecall.settings.node import NodeSettings
+from rolecall.settings.worker import read_worker
 from rolecall.spec.node import NodeSpec
 
 _EVICT_EVERY_S = 60.0

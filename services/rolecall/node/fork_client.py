@@ -17,7 +17,7 @@ from rolecall.edge.logs import about
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, describe_exit
 from rolecall.retry import delays_s
-from rolecall.settings import for_workers
+from rolecall.settings.child_environments import for_workers
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, NotForked, Ready
 

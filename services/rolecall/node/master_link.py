@@ -14,7 +14,7 @@ from rolecall.node.health import NodeHealth
 from rolecall.node.self_check import CHECK_EVERY_S, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.retry import delays_s
-from rolecall.settings import NodeSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.errors import NotFound, SettingsError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeSpec

@@ -17,7 +17,9 @@ from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
 from rolecall.node.findings import GpuInventory, Space
-from rolecall.settings import NodeSettings, read_worker, readable_secret_files
+from rolecall.settings.node import NodeSettings
+from rolecall.settings.private_paths import readable_secret_files
+from rolecall.settings.worker import read_worker
 from rolecall.spec.finding import Finding, secret_files, version
 from rolecall.spec.node import NodeSpec, is_loopback
 from rolecall.spec.wire import ClusterInfo

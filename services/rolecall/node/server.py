@@ -35,7 +35,7 @@ from rolecall.node.name import node_name
 from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.self_check import SelfCheck
 from rolecall.node.telemetry import GpuCollector, NodeCollector, TelemetryServer, app
-from rolecall.settings import NodeSettings, read_node_token, read_scrape_tokens
+from rolecall.settings.node import NodeSettings, read_node_token, read_scrape_tokens
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 

@@ -17,7 +17,7 @@ from rolecall.node.inspecting import measure_clock
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Inspect, Key, Kill, SendPort, Start, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
-from rolecall.settings import NodeSettings
+from rolecall.settings.node import NodeSettings
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState

@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from rolecall.edge.logs import about, log_to_stderr
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, die_with_parent
-from rolecall.settings import read_log_format
+from rolecall.settings.environment import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, NotForked, Ready
 from rolecall.spec.inspection import STACKS_SIGNAL
 from rolecall.spec.redaction import redact_text

@@ -29,7 +29,8 @@ from rolecall.runtime.profiler import Profiler
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.runtime.timeline import Timeline
-from rolecall.settings import read_log_format, read_worker
+from rolecall.settings.environment import read_log_format
+from rolecall.settings.worker import read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure

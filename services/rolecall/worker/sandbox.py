@@ -26,7 +26,8 @@ from rolecall.edge.logs import about
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, AccessRights
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
-from rolecall.settings import WorkerSettings, private_paths, read_library_paths
+from rolecall.settings.private_paths import private_paths
+from rolecall.settings.worker import WorkerSettings, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir

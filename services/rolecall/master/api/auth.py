@@ -5,7 +5,6 @@ so they are coroutines: FastAPI would run plain functions in threads.
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -142,7 +141,7 @@ def _password_of(authorization: str) -> str:
     scheme, _, encoded = authorization.partition(" ")
     try:
         text = base64.b64decode(encoded, validate=True).decode() if scheme.lower() == "basic" else ""
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # It is neither base64 nor, decoded, UTF-8; or it is not even ASCII.
         return ""
     return text.partition(":")[2]
 

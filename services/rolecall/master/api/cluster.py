@@ -17,7 +17,7 @@ from rolecall.master.store import nodes
 from rolecall.master.store.records import Gang
 from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
-from rolecall.settings import readable_secret_files
+from rolecall.settings.private_paths import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     FindingList,

@@ -5,18 +5,15 @@ nodes included. Users also share the threads that check and plan jobs, and conne
 """
 
 import asyncio
-from collections import Counter
 from contextlib import ExitStack
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.api.gate import admission_of, is_of_page, is_open
-from rolecall.master.api.unauthenticated import until_response
+from rolecall.master.api.waiting import Waiters, refuse, until_response
 from rolecall.master.program import master_of
 from rolecall.spec.access import Scope as Scopes
 
@@ -67,7 +64,7 @@ class CallTurns:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._turns: WeakValueDictionary[_Lane, asyncio.Semaphore] = WeakValueDictionary()
-        self._waiting: Counter[str] = Counter()
+        self._waiters = Waiters()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lane = _lane(scope)
@@ -75,12 +72,12 @@ class CallTurns:
             await self._app(scope, receive, send)
             return
         turns = self._turns.setdefault(lane, asyncio.Semaphore(lane.width))
-        if not await self._acquire(lane, turns):
+        wait_s = lane.wait_s or _WAIT_S
+        if not await self._waiters.acquire(lane.token, turns, most=_MOST_WAITING, wait_s=wait_s):
             owner = f"the {lane.token}'s jobs have" if lane.token.startswith(_WORKERS) else "this token has"
             most = AT_ONCE if lane.kind == "large" else lane.width
             detail = f"{owner} {most} calls in progress already, or one with a large body; try again later"
-            headers = {"Retry-After": "10", "Connection": "close"}
-            await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
+            await refuse(detail, scope, receive, send)
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -94,22 +91,6 @@ class CallTurns:
             if lane.kind == "upload":
                 turn.callback(loop.call_later(_LONG_S, turn.close).cancel)
             await until_response(self._app, scope, receive, send, turn.close)
-
-    async def _acquire(self, lane: _Lane, turns: asyncio.Semaphore) -> bool:
-        """Wait for a turn; return False if there is none in time."""
-        token = lane.token
-        if self._waiting[token] >= _MOST_WAITING:
-            return False
-        self._waiting[token] += 1
-        try:
-            async with asyncio.timeout(lane.wait_s or _WAIT_S):
-                return await turns.acquire()
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting[token] -= 1
-            if not self._waiting[token]:
-                del self._waiting[token]
 
 
 def _lane(scope: Scope) -> _Lane | None:

@@ -6,16 +6,13 @@ the calls wait, which costs nothing. Addresses take turns, so that probes don't 
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from weakref import WeakValueDictionary
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolecall.master.api.auth import address_of
-from rolecall.master.api.error_handlers import problem_response
+from rolecall.master.api.waiting import Waiters, refuse, until_response
 
 _REST = 3.0
 """The rest after a call, as a multiple of its duration: these calls take at most a quarter of the event loop's time."""
@@ -34,55 +31,26 @@ class UnauthenticatedTurns:
     def __init__(self) -> None:
         self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._all = asyncio.Semaphore(1)
-        self._waiting: Counter[str] = Counter()
+        self._waiters = Waiters()
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Call `app` in a turn, which ends when its response starts."""
         address = address_of(scope)
         own = self._by_address.setdefault(address, asyncio.Semaphore(1))
-        with ExitStack() as turn:
-            if not await self._begin(address, own, turn):
-                headers = {"Retry-After": "10", "Connection": "close"}
-                await problem_response(429, _BUSY, Request(scope), headers=headers)(scope, receive, send)
-                return
-            await until_response(app, scope, receive, send, turn.close)
-
-    async def _begin(self, address: str, own: asyncio.Semaphore, turn: ExitStack) -> bool:
-        """Wait for a turn, which `turn` ends; return False if there is none in time."""
-        if self._waiting[address] >= _MOST_WAITING:
-            return False
-        self._waiting[address] += 1
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                # At most one call of each address waits for the common turn.
-                await own.acquire()
-                turn.callback(own.release)
-                await self._all.acquire()
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting[address] -= 1
-            if not self._waiting[address]:
-                del self._waiting[address]
+        # At most one call of each address waits for the common turn.
+        if not await self._waiters.acquire(address, own, self._all, most=_MOST_WAITING, wait_s=_WAIT_S):
+            await refuse(_BUSY, scope, receive, send)
+            return
         loop = asyncio.get_running_loop()
         began = loop.time()
 
-        def rest() -> None:
+        def end() -> None:
+            own.release()
             loop.call_later(min(_MAX_REST_S, _REST * (loop.time() - began)), self._all.release)
 
-        turn.callback(rest)
-        return True
-
-
-async def until_response(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:
-    """Call `app`, and `end` when its response starts."""
-
-    async def ending_send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            end()
-        await send(message)
-
-    await app(scope, receive, ending_send)
+        with ExitStack() as turn:
+            turn.callback(end)
+            await until_response(app, scope, receive, send, turn.close)
 
 
 async def received(receive: Receive) -> Receive | None:

@@ -1,0 +1,58 @@
+"""The wait of calls for their turns, with limits, and the end of a turn."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rolecall.master.api.error_handlers import problem_response
+
+
+class Waiters:
+    """The calls that wait for a turn, counted by client: an address, or what shares turns."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+
+    async def acquire(self, client: str, *turns: asyncio.Semaphore, most: int, wait_s: float) -> bool:
+        """Acquire `turns`, one after the other.
+
+        Returns False, and holds none of them, if `most` calls of the client wait already, or after `wait_s`.
+        """
+        if self._waiting[client] >= most:
+            return False
+        self._waiting[client] += 1
+        try:
+            with ExitStack() as acquired:
+                async with asyncio.timeout(wait_s):
+                    for turn in turns:
+                        await turn.acquire()
+                        acquired.callback(turn.release)
+                acquired.pop_all()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting[client] -= 1
+            if not self._waiting[client]:
+                del self._waiting[client]
+
+
+async def refuse(detail: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 429 to a call that gets no turn, and close its connection."""
+    headers = {"Retry-After": "10", "Connection": "close"}
+    await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
+
+
+async def until_response(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:
+    """Call `app`, and `end` when its response starts."""
+
+    async def ending_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            end()
+        await send(message)
+
+    await app(scope, receive, ending_send)

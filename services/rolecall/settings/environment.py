@@ -1,0 +1,67 @@
+"""What all settings share: the base class, the parsing of lists, and errors that name the variable."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rolecall.settings.secrets import SECRETS
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.role import Role
+
+_S = TypeVar("_S", bound="SharedSettings")
+
+
+class SharedSettings(BaseSettings):
+    """Settings of every program."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, use_attribute_docstrings=True
+    )
+
+    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
+    """Folder for all persistent data: database, blobs, logs, caches."""
+    log_format: Annotated[Literal["text", "json"], Field(validation_alias="ROLECALL_LOG_FORMAT")] = "text"
+    """Log format: text, or json with one object a line and the fields event, job, attempt, rank and node."""
+
+
+def paths(given: Any) -> Any:
+    """The paths in a colon-separated string; other values are returned unchanged."""
+    return [part for part in given.split(":") if part] if isinstance(given, str) else given
+
+
+def names(given: Any) -> Any:
+    """The names in a comma-separated string; other values are returned unchanged."""
+    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+
+def read(kind: type[_S], given: dict[str, Any]) -> _S:
+    """Settings from the environment; `given` values win. Raises `SettingsError`, which names each wrong variable."""
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def read_log_format() -> Literal["text", "json"]:
+    return read(SharedSettings, {}).log_format
+
+
+def read_role() -> str:
+    """The container's `ROLE`, or a `SettingsError` that lists the legal ones."""
+    role = os.environ.get("ROLE", "")
+    if role not in set(Role):
+        given = f"ROLE={role!r} is unknown" if role else "ROLE is not set"
+        raise SettingsError(f"{given}; set it to one of: {', '.join(Role)}")
+    return role
+
+
+def _explain(problem: Any) -> str:
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0])
+    if problem["type"] == "missing":
+        return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
+    return f"{name}: {problem['msg']}"
