@@ -16,7 +16,7 @@ from rolecall.master.store.records import WorkerRecord
 from rolecall.master.timelines import RecordedWindow, silent, timeline, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
-from rolecall.spec.inspection import Answer, Inspection, ThreadStack
+from rolecall.spec.inspection import Answer, Inspection, ThreadStack, TraceDocument
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.timeline import Span, Step, Window
@@ -95,6 +95,7 @@ async def test_a_timeline_in_three_forms(client: Client) -> None:
     assert worker["clock_uncertainty_s"] == 0.0
     assert [step[:2] for step in worker["steps"]] == [[1, 0.0], [2, 1.0]]
     _, answer = await answered(client, node, "GET", f"{path}?format=trace&steps=1", body)
+    assert len(TraceDocument.model_validate(answer.json(), strict=False).events) == len(answer.json()["traceEvents"])
     events = [event for event in answer.json()["traceEvents"] if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("step 2", 0.0, 1e6), ("F 3", 1e5, 2e5)]
     assert events[1]["args"] == {"step": 2, "stage": 0, "micro_batch": 3}

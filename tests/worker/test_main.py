@@ -11,7 +11,7 @@ import pytest
 from tests.node.harness import ROOT
 
 from rolecall.landlock import READ
-from rolecall.spec.errors import InputError
+from rolecall.spec.errors import InputError, NonFiniteLoss, QuotaExceeded, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
@@ -85,9 +85,10 @@ def test_an_error_that_can_not_be_formatted_is_reported_with_its_type() -> None:
     assert not failure.consequence
 
 
-def test_a_users_mistake_is_reported_without_a_traceback() -> None:
-    failure = _failure(InputError("line 3 of train.csv has 2 columns, not 3"), Sandbox())
-    assert failure.message == "InputError: line 3 of train.csv has 2 columns, not 3"
+@pytest.mark.parametrize("kind", [InputError, NonFiniteLoss, QuotaExceeded])
+def test_a_users_mistake_is_reported_without_a_traceback(kind: type[WorkloadError]) -> None:
+    failure = _failure(kind("line 3 of train.csv has 2 columns, not 3"), Sandbox())
+    assert failure.message == f"{kind.__name__}: line 3 of train.csv has 2 columns, not 3"
     assert failure.traceback == ""
     assert not failure.retryable
 

@@ -6,7 +6,7 @@ takes the same way back, in one call of the node.
 
 import signal
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -111,6 +111,15 @@ class TimelineDocument(Value):
     """The begin of the earliest step shown."""
     workers: tuple[WorkerTimeline, ...]
     silent: tuple[Silent, ...]
+
+
+class TraceDocument(Value):
+    """A timeline in Chrome's trace event format, which Perfetto and `chrome://tracing` open."""
+
+    events: tuple[dict[str, Any], ...] = Field(alias="traceEvents")
+    unit: Literal["ms"] = Field(alias="displayTimeUnit")
+    """The unit in which viewers show times. The events have microseconds."""
+    other: dict[str, Any] = Field(alias="otherData")
 
 
 class WorkerStacks(_Worker):

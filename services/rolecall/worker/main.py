@@ -31,7 +31,7 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.runtime.timeline import Timeline
 from rolecall.settings.environment import read_log_format
 from rolecall.settings.worker import read_worker
-from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
+from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
 from rolecall.spec.timeline import WINDOW_BYTES
@@ -181,8 +181,8 @@ def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     lost_peer = isinstance(error, RuntimeError) and any(sign in text.lower() for sign in _PEER_LOST)
     return Failure(
         message=headline + sandbox.hint(error),
-        # The message describes the error of the input; the log has the traceback.
-        traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
+        # The message describes the user's mistake; the log has the traceback.
+        traceback="" if isinstance(error, WorkloadError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=lost_peer or isinstance(error, PeerLost),
         condemns_checkpoint=isinstance(error, DamagedCheckpoint),

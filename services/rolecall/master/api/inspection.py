@@ -32,6 +32,7 @@ from rolecall.spec.inspection import (
     Silent,
     StacksDocument,
     TimelineDocument,
+    TraceDocument,
     WorkerStacks,
 )
 from rolecall.spec.model import parse_untrusted
@@ -51,7 +52,7 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
     "/timeline",
     dependencies=_SEES,
     summary="Show what the workers did in their recent steps",
-    response_model=TimelineDocument,
+    response_model=TimelineDocument | TraceDocument,
     responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **documented(409)},
 )
 async def show_timeline(  # noqa: PLR0917 - the framework passes by name
