@@ -31,6 +31,7 @@ from rolecall.cli.sweep import sweep
 from rolecall.cli.tensorboard import tensorboard
 from rolecall.cli.tokens import tokens
 from rolecall.cli.top import top
+from rolecall.cli.update import update
 from rolecall.cli.watch import watch
 from rolecall.cli.workloads import workloads
 from rolecall.client import ClientError
@@ -66,7 +67,7 @@ _LOOK = (
     stacks,
     profile,
 )
-_STEER = (cancel, pause, resume, retry, delete, prune)
+_STEER = (cancel, pause, resume, retry, update, delete, prune)
 for command in (local, submit, sweep, *_LOOK, *_STEER, top, nodes, doctor, workloads, schedule, audit):
     # Typer breaks the lines of all paragraphs but the first where the docstring does.
     paragraphs = (command.__doc__ or "").split("\n\n")

@@ -20,12 +20,21 @@ State = Annotated[
 ]
 _WIDE = 110
 """On a narrower terminal, the columns whose content the ID or other commands have are left out."""
+Workload = Annotated[str | None, typer.Option("--workload", help="Only jobs of this workload.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs with this text in their name.")]
+Label = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY[=VALUE]", help="Only jobs with this label; can be repeated."),
+]
 Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token with this name.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of jobs.")]
 
 
 def jobs(  # noqa: PLR0917 - the command line is the signature
     only: State = None,
+    workload: Workload = None,
+    name: Name = None,
+    label: Label = None,
     owner: Owner = None,
     limit: Limit = 50,
     json: Json = False,
@@ -34,7 +43,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """List jobs, newest first."""
     with connect(url, token) as client:
-        found = client.jobs(limit, state=only, owner=owner)
+        found = client.jobs(limit, state=only, workload=workload, name=name, label=label, owner=owner)
         if json:
             print_json(client.raw)
             return

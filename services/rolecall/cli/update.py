@@ -1,0 +1,56 @@
+"""`rolecall update`: change the name, priority or labels of a job."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import out, print_json
+
+Name = Annotated[str | None, typer.Option("--name", help="The new name.")]
+Priority = Annotated[
+    int | None, typer.Option("--priority", help="The new priority, -100 to 100. Jobs with a higher one go first.")
+]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Set this label; can be repeated.")
+]
+Removed = Annotated[
+    list[str] | None, typer.Option("--remove-label", metavar="KEY", help="Remove this label; can be repeated.")
+]
+
+
+def update(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    name: Name = None,
+    priority: Priority = None,
+    labels: Labels = None,
+    remove: Removed = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Change the name, priority or labels of a job, in any state.
+
+    A priority takes effect as long as the job is queued, and when it is queued again.
+    """
+    changed: dict[str, str | None] = dict.fromkeys(remove or ())
+    for label in labels or ():
+        key, equals, value = label.partition("=")
+        if not equals:
+            raise CommandError(Exit.USAGE, f"--label {label!r} has no value; use KEY=VALUE, or --remove-label {key}")
+        changed[key] = value
+    changes = {"name": name, "priority": priority, "labels": changed or None}
+    changes = {field: value for field, value in changes.items() if value is not None}
+    if not changes:
+        raise CommandError(Exit.USAGE, "nothing to change; use --name, --priority, --label or --remove-label")
+    with connect(url, token) as client:
+        document = client.update(job, changes)
+        if json:
+            print_json(client.raw)
+            return
+    shown = ", ".join(f"{key}={value}" for key, value in document.labels.items()) or "none"
+    out.print(
+        f"job {document.id}: name {escape(repr(document.name))}, priority {document.priority}, labels {escape(shown)}"
+    )
