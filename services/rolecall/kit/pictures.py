@@ -28,7 +28,7 @@ _KINDS = {
     "B": ("backward", "#1a7f37", "#3fb950"),
     "I": ("backward for inputs", "#1b7c83", "#39c5cf"),
     "W": ("backward for weights", "#8250df", "#bc8cff"),
-    "compute": ("compute", "#0969da", "#58a6ff"),
+    "compute": ("compute", "#0a3069", "#a5d6ff"),
     "communication": ("communication", "#bc4c00", "#f0883e"),
     "wait": ("wait", "#afb8c1", "#484f58"),
     "data": ("data", "#7d5c00", "#d4a72c"),
