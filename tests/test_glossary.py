@@ -119,6 +119,9 @@ OUT_OF_SERVICES = {word: term for words, term in NAMES_OF_SERVICES.items() for w
 KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
 """Keys of stored checkpoints and exports, and an algorithm."""
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+QUESTION = re.compile(r"(What|How|Who|Whose|Which|Where|When|Why)\b")
+
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
 
@@ -148,8 +151,7 @@ def _read_by_users(path: Path) -> bool:
 
 
 def _docstrings(tree: ast.AST) -> set[int]:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds)]
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     statements = [one for body in bodies for one in body if isinstance(one, ast.Expr)]
     return {id(one.value) for one in statements if isinstance(one.value, ast.Constant)}
 
@@ -266,3 +268,33 @@ def test_words_are_found_in_each_kind_of_name() -> None:
         "parted_by",
         "lives_on",
     }
+
+
+def _questions(source: str) -> Iterator[str]:
+    """The docstrings of modules, classes and functions that open like a question."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and QUESTION.match(text := ast.get_docstring(node) or ""):
+            yield text.partition("\n")[0]
+
+
+def test_docstrings_of_the_services_do_not_open_like_a_question() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text}" for path in SERVICES.rglob("*.py") for text in _questions(path.read_text())
+    ]
+    assert found == [], "write a noun phrase, or a verb for what a function does"
+
+
+def test_questions_are_found_in_each_kind_of_docstring() -> None:
+    source = '''"""How late it is."""
+class Lag:
+    """What is late.
+
+    Whose fault it is.
+    """
+    def whatever(self):
+        """Whatever is late."""
+        return "Why not"
+    async def who(self):
+        """Who is late."""
+'''
+    assert sorted(_questions(source)) == ["How late it is.", "What is late.", "Who is late."]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.clock import ManualClock
 
 from rolecall import process
 from rolecall.process import describe_exit
@@ -81,15 +82,23 @@ def test_exit_codes_and_signals_are_described() -> None:
     assert describe_exit(-(signal.SIGRTMIN + 1)) == "signal 35"
 
 
-@pytest.mark.slow
-def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> None:
-    log = tmp_path / "log"
+@pytest.mark.parametrize(("ran_s", "delay_s"), [(60.0, restart_delay_s(1)), (61.0, restart_delay_s(0))])
+def test_a_program_that_ends_is_reported_and_started_again_sooner_if_it_ran_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ran_s: float, delay_s: float
+) -> None:
+    def restarts() -> int:
+        return sum("short restarted" in message for message in caplog.messages)
+
+    log, clock = tmp_path / "log", ManualClock()
     program = SupervisedProgram("short", ("sh", "-c", "echo run; exit 3"), os.environ, log)
-    with Supervisor([program]) as supervisor:
+    with Supervisor([program], clock=clock) as supervisor:
+        clock.sleep(ran_s)
         assert next_end(supervisor) == Ended(program, 3)
-        began = time.monotonic()
+        clock.sleep(delay_s / 2)
+        assert (supervisor.wait(0), restarts()) == ([], 0)
+        clock.sleep(delay_s / 2)
+        assert (supervisor.wait(0), restarts()) == ([], 1)
         assert next_end(supervisor) == Ended(program, 3)
-    assert time.monotonic() - began >= restart_delay_s(1)
     assert log.read_text() == "run\nrun\n"
 
 

@@ -9,9 +9,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -42,7 +42,7 @@ class SupervisedProgram:
 class _Child:
     program: SupervisedProgram
     process: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
+    started: float
     failures: int = 0
     restart_at: float | None = None
 
@@ -67,9 +67,16 @@ class Supervisor:
     SIGTERM are killed; without `grace_s`, only a second signal kills them.
     """
 
-    def __init__(self, programs: Sequence[SupervisedProgram], *, grace_s: float | None = None) -> None:
+    def __init__(
+        self,
+        programs: Sequence[SupervisedProgram],
+        *,
+        grace_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._programs = programs
         self._grace_s = grace_s
+        self._clock = clock
         self._children: list[_Child] = []
         self._undo = ExitStack()
         self.should_exit = False
@@ -80,7 +87,7 @@ class Supervisor:
         self._undo.callback(self._stop_all)
         try:
             for program in self._programs:
-                self._children.append(_Child(program, _spawn(program)))
+                self._children.append(_Child(program, _spawn(program), self._clock()))
         except OSError:
             self._undo.close()
             raise
@@ -91,7 +98,7 @@ class Supervisor:
 
     def wait(self, timeout_s: float | None = None) -> list[Ended]:
         """Return the programs that have ended, after a signal, a restart, the timeout, or at most a second."""
-        waits = [child.restart_at - time.monotonic() for child in self._children if child.restart_at is not None]
+        waits = [child.restart_at - self._clock() for child in self._children if child.restart_at is not None]
         if self._await_exit_signal(max(0.0, min([*waits, _MAX_WAIT_S if timeout_s is None else timeout_s]))):
             self.should_exit = True
         ended = [
@@ -100,8 +107,8 @@ class Supervisor:
             if child.restart_at is None and child.process.poll() is not None
         ]
         for child in self._children:
-            if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.should_exit:
-                child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
+            if child.restart_at is not None and child.restart_at <= self._clock() and not self.should_exit:
+                child.process, child.started, child.restart_at = _spawn(child.program), self._clock(), None
                 text = "%s restarted as process %d"
                 _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
         return ended
@@ -113,10 +120,10 @@ class Supervisor:
         return received is not None and received.si_signo in _EXIT_SIGNALS
 
     def _on_exit(self, child: _Child) -> Ended:
-        steady = time.monotonic() - child.started > _STEADY_S
+        steady = self._clock() - child.started > _STEADY_S
         child.failures = 0 if steady else child.failures + 1
         wait_s = restart_delay_s(child.failures)
-        child.restart_at = time.monotonic() + wait_s
+        child.restart_at = self._clock() + wait_s
         code = child.process.returncode
         text = "%s ended with %s; restart in %.1f s"
         _LOG.warning(text, child.program.name, describe_exit(code), wait_s, extra=about("program_ended"))
@@ -124,15 +131,15 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Stop all programs, the first one after the others. Another signal kills those that still run."""
-        deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
+        deadline = None if self._grace_s is None else self._clock() + self._grace_s
         processes = [child.process for child in self._children]
         for group in (processes[1:], processes[:1]):
             for process in group:
                 process.send_signal(signal.SIGTERM)
             while any(process.poll() is None for process in group):
-                left_s = None if deadline is None else deadline - time.monotonic()
+                left_s = None if deadline is None else deadline - self._clock()
                 if (left_s is not None and left_s <= 0) or self._await_exit_signal(left_s):
-                    deadline = time.monotonic()  # The other group gets no more time either.
+                    deadline = self._clock()  # The other group gets no more time either.
                     for process in group:
                         process.kill()
                         process.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.master.harness import ONE_TRAINER, Client, Node, line, on_master, one_trainer
 
+from rolecall.cli.output import err
 from rolecall.client import Unreachable
 from rolecall.spec.state import WorkerState
 
@@ -56,17 +57,22 @@ async def test_wait_prints_only_the_outcome(master: Client) -> None:
     assert done.err == f"job {worker.launch.job}\n"
 
 
-async def test_wait_says_what_the_job_waits_for(master: Client) -> None:
+async def test_wait_says_what_the_job_waits_for(master: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, print_it = list[str](), err.print
+
+    def record(text: str) -> None:
+        print_it(text)
+        printed.append(text)
+
+    monkeypatch.setattr(err, "print", record)
     waiting = asyncio.ensure_future(run_at(master, "submit", "-", "--wait", given=json.dumps(JOB)))
-    async with asyncio.timeout(10):
-        while not (found := (await master.user("GET", "/jobs")).json()["jobs"]):
+    async with asyncio.timeout(20):
+        while not any(text.startswith("the job is queued: ") for text in printed):
             await asyncio.sleep(0.05)
-    job = found[0]["id"]
-    await master.until(job, "queued", also=lambda one: one["waiting_for"])
-    await asyncio.sleep(1.5)
-    await master.user("POST", f"/jobs/{job}/cancel")
+    (job,) = (await master.user("GET", "/jobs")).json()["jobs"]
+    await master.user("POST", f"/jobs/{job['id']}/cancel")
     done = await waiting
-    assert "the job is queued: " in done.err
+    assert done.err.count("the job is queued: ") == 1
 
 
 async def test_wait_has_the_exit_code_of_the_outcome(master: Client) -> None:

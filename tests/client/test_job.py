@@ -7,6 +7,7 @@ from typing import TypeVar
 from xml.etree import ElementTree
 
 import pytest
+from tests.clock import ManualClock
 from tests.master.harness import ONE_TRAINER, TOKEN, line, make_settings, one_trainer, serving
 
 from rolecall.client import Client, ConfigurationError, Connection, Job, Refused, UnknownName
@@ -36,8 +37,10 @@ async def test_a_job_is_submitted_followed_read_and_changed(tmp_path: Path) -> N
             await node.progress(worker, *steps)
             changed = await call(lambda: job.update({"labels": {"team": "b"}, "name": "new"}))
             assert (changed.labels, changed.name) == ({"team": "b"}, "new")
-            with pytest.raises(TimeoutError, match="after 0 s"):
-                await call(lambda: job.wait(0))
+            clock = ManualClock()
+            with pytest.raises(TimeoutError, match="after 1 s"):
+                await call(lambda: Job(client, job.id, clock=clock, sleep=clock.sleep).wait(1))
+            assert 1 < clock.now < 2
             await master.checkpoint(job.id, 1, 3)
             stored = (await master.worker("PUT", job.id, 1, "/attempts/1/blobs/model", content=b"model")).json()
             await master.worker("POST", job.id, 1, "/attempts/1/artifacts", json={**stored, "name": "model"})

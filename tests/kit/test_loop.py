@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.clock import ManualClock
 
 from rolecall.kit import Stopped
 from rolecall.kit.loop import EvalSplit, JobLoop, TrainingLoop
@@ -227,8 +228,14 @@ class Count:
 class Counter(JobLoop[Count, TrainingParams]):
     """Counts to 6, with a checkpoint every 2 steps; stops after 5 if asked to."""
 
-    def __init__(self, context: WorkerContext[TrainingParams], *, stops: bool = False) -> None:
-        super().__init__(context, Count())
+    def __init__(
+        self,
+        context: WorkerContext[TrainingParams],
+        *,
+        stops: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(context, Count(), clock=clock)
         self.loaded: list[int] = []
         self.stops = stops
 
@@ -303,8 +310,14 @@ def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_overdue_by_the_clock_of_the_last_save(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        loop = Counter(_context(tmp_path, stack))
+        clock = ManualClock()
+        loop = Counter(_context(tmp_path, stack), clock=clock)
+        clock.sleep(59.0)
+        assert not loop.checkpoint_overdue(60.0)
+        clock.sleep(1.0)
+        assert loop.checkpoint_overdue(60.0)
         assert not loop.checkpoint_overdue(None)
-        assert not loop.checkpoint_overdue(3600.0)
-        assert loop.checkpoint_overdue(0.0)
+        loop.save()
+        clock.sleep(59.0)
+        assert not loop.checkpoint_overdue(60.0)
         assert not loop.at_checkpoint_step(None)

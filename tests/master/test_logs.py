@@ -279,7 +279,8 @@ async def test_filters_are_bounded(client: Client) -> None:
         assert refused.json()["errors"][0]["field"].partition(".")[0] == next(iter(query))
 
 
-async def test_a_follower_gets_new_lines_with_a_text(client: Client) -> None:
+async def test_a_follower_gets_new_lines_with_a_text(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_PARTIAL_S", 0.05)
     node, job, worker = await running(client)
     size = await node.ship(worker, "log", RECORDS)
     events = await followed(client, job, until="[trainer-0] printed needle", query="&text=NEEDLE&tail=1")
@@ -294,7 +295,9 @@ async def test_a_follower_gets_new_lines_with_a_text(client: Client) -> None:
         followed(client, job, until="[trainer-0] needle, whole", last_id=events[0].id, query="&text=needle")
     )
     size = await node.ship(worker, "log", b"nothing\nneed", offset=size)
-    await asyncio.sleep(1.5 * logs._PARTIAL_S)  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(20):
+        # A follower without a text gets the line before its end.
+        await followed(client, job, until="[trainer-0] need")
     await node.ship(worker, "log", b"le, whole\n", offset=size)
     async with asyncio.timeout(20):
         assert [event.data for event in await more] == ["[trainer-0] printed needle", "[trainer-0] needle, whole"]

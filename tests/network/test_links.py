@@ -2,9 +2,11 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from socket import create_server
 from threading import Thread
@@ -53,10 +55,14 @@ class NodesExchange:
 
 
 def probe_all(
-    addresses: dict[str, str], swapped: dict[tuple[str, str], str] | None = None, *, unreachable_only: bool = False
+    addresses: dict[str, str],
+    swapped: dict[tuple[str, str], str] | None = None,
+    *,
+    unreachable_only: bool = False,
+    clock: Callable[[], float] = monotonic,
 ) -> list[list[Link]]:
     exchange = SharedExchange(tuple(addresses), swapped or {})
-    probers = [Prober(node, address, "hello") for node, address in addresses.items()]
+    probers = [Prober(node, address, "hello", clock) for node, address in addresses.items()]
     with ThreadPoolExecutor(len(probers)) as pool:
         return list(
             pool.map(lambda me: probe_links(me, exchange.of(me.node), unreachable_only=unreachable_only), probers)
@@ -75,6 +81,13 @@ def test_reachable_nodes_are_reachable_in_both_directions() -> None:
     assert {(link.origin, link.target) for link in found[0]} == expected
     assert all(link.error is None and link.seconds is not None and link.seconds < links.PROBE_S for link in found[0])
     require_reachable(found[0])
+
+
+def test_a_link_has_the_time_from_the_call_to_the_answer() -> None:
+    ticks = count()
+    found = probe_all({"a": "127.0.0.1", "b": "127.0.0.2"}, clock=lambda: 4.0 ** next(ticks))
+    times = sorted(link.seconds or 0.0 for link in found[0])
+    assert times in ([3.0, 48.0], [15.0, 60.0], [12.0, 63.0]), "the two probes take the first four readings"
 
 
 def test_reachable_links_can_be_left_out() -> None:

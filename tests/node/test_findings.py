@@ -97,3 +97,15 @@ async def test_the_clock_is_measured_on_an_answer_of_the_master(ahead_s: float) 
             await client.close()
     assert 0 < seen.uncertainty_s < 5
     assert abs(seen.offset_s - ahead_s) <= seen.uncertainty_s + 0.01
+
+
+async def test_half_the_round_trip_is_the_uncertainty_of_the_masters_clock() -> None:
+    master = ScriptedMaster()
+    client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: TOKEN)
+    with master.serving():
+        try:
+            seen = await compare_clocks(client, "n", lambda: 1000.0, iter((10.0, 14.0)).__next__)
+        finally:
+            await client.close()
+    assert seen.uncertainty_s == 2.0
+    assert seen.offset_s == 1002.0 - seen.cluster.time_s

@@ -64,6 +64,6 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 
 
 def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
-    """What a queued job waits for, why a job failed, or how far it is."""
+    """The condition that a queued job waits for, the reason of a failed one, or the progress of another."""
     failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
     return job.waiting_for or failure or progress(job.progress, declared, ended=job.state.ended)

@@ -1,7 +1,7 @@
 """One job of a master: submit it, wait for it, follow it, and read its results."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +20,19 @@ _PLOTTED = 500
 class Job:
     """A job of `client`'s master. Calls are retried for two minutes while the master is unavailable."""
 
-    def __init__(self, client: Client, id: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.client = client
         self.id = id
-        self._patience = Patience()
+        self._clock = clock
+        self._sleep = sleep
+        self._patience = Patience(clock=clock, sleep=sleep)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
@@ -42,11 +51,11 @@ class Job:
 
     def wait(self, timeout_s: float | None = None) -> JobDocument:
         """The document of the ended job. Raises `TimeoutError` if it has not ended after `timeout_s` seconds."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        end = None if timeout_s is None else self._clock() + timeout_s
         while not (document := self.document()).state.ended:
-            if end is not None and time.monotonic() > end:
+            if end is not None and self._clock() > end:
                 raise TimeoutError(f"job {self.id} is {document.state} after {timeout_s:g} s")
-            time.sleep(PAUSE_S)
+            self._sleep(PAUSE_S)
         return document
 
     def events(self) -> list[Event]:

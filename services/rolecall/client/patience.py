@@ -15,8 +15,16 @@ _T = TypeVar("_T")
 class Patience:
     """Limits the retries of calls to `RETRY_S` since the master's last answer. Tells `say` when they begin and end."""
 
-    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._say = say
+        self._clock = clock
+        self._sleep = sleep
         self._unavailable_since: float | None = None
 
     def call(self, request: Callable[[], _T]) -> _T:
@@ -33,11 +41,11 @@ class Patience:
     def pause(self, error: Unreachable) -> None:
         """Wait before a retry. Raises `error` if the time is up."""
         if self._unavailable_since is None:
-            self._unavailable_since = time.monotonic()
+            self._unavailable_since = self._clock()
             self._say(f"the master does not answer; retrying for {RETRY_S:.0f} s")
-        if time.monotonic() - self._unavailable_since > RETRY_S:
+        if self._clock() - self._unavailable_since > RETRY_S:
             raise error
-        time.sleep(PAUSE_S)
+        self._sleep(PAUSE_S)
 
     def reset(self) -> None:
         """Record that the master answers."""

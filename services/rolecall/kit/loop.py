@@ -6,7 +6,7 @@ Subclasses define the model and the step.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -45,11 +45,18 @@ AnyPosition = TypeVar("AnyPosition", bound=_Dataclass)
 class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
     """One rank's share of a job. `position` and the tensors of a checkpoint are the whole state of the training."""
 
-    def __init__(self, context: WorkerContext[AnyParams], position: AnyPosition) -> None:
+    def __init__(
+        self,
+        context: WorkerContext[AnyParams],
+        position: AnyPosition,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.context = context
         self.params = context.params
         self.position = position
-        self._last_save = time.monotonic()
+        self._clock = clock
+        self._last_save = clock()
         self._resumed = TimeSpent()
         self._began = context.timeline.seconds()
 
@@ -107,7 +114,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
             position = asdict(self.position) | {_SPENT: self.spent().model_dump()}
             committed = self.context.checkpoints.commit(self.step, parts, position, keep=keep)
             manifest = committed.model_dump(mode="json") if committed else None
-        self._last_save = time.monotonic()
+        self._last_save = self._clock()
         return _broadcast_manifest(manifest)
 
     def spent(self) -> TimeSpent:
@@ -131,7 +138,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
     def checkpoint_overdue(self, every_s: float | None) -> bool:
         """True on rank 0 if the last checkpoint is older than `every_s` seconds; False on other ranks."""
         # With a clock on each rank, one overdue checkpoint would trigger the next.
-        return _is_rank_zero() and every_s is not None and time.monotonic() - self._last_save >= every_s
+        return _is_rank_zero() and every_s is not None and self._clock() - self._last_save >= every_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +232,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def run(self) -> dict[str, float] | None:
         """Train to the end. Returns the job's result, or None after a stop request."""
-        began = time.monotonic()
+        began = self._clock()
         self.resume()
         first_sample = self.position.samples
         self._agreement = Agreement(self.position.step)
@@ -233,14 +240,14 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             if not self._train_epoch():
                 return None
             self._finish_epoch()
-        rate = (self.position.samples - first_sample) / (time.monotonic() - began)
+        rate = (self.position.samples - first_sample) / (self._clock() - began)
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
         with self.context.timeline.span("evaluate", "evaluation"):
             metrics = self.evaluate("test")
             if metrics is None:
                 metrics = self.evaluate("validation") or {}
-        result = metrics | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
+        result = metrics | {"samples_per_s": rate, "wall_s": self._clock() - began}
         self.export()
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 

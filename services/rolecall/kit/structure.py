@@ -17,7 +17,7 @@ from rolecall.spec.errors import InputError
 
 
 def structure_of(chosen: Builder, *given: Any) -> Any:
-    """What the builder returns for `given`, on torch's meta device: modules without memory for their weights.
+    """The builder's result for `given` on torch's meta device: modules without memory for their weights.
 
     None if the builder fails there, for example because it computes with the values of weights.
     """

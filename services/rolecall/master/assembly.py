@@ -169,7 +169,7 @@ class _Parts:
         instruments: Instruments,
     ) -> Self:
         answers, news = Answers(clock.monotonic), Signals()
-        lag = Lag(remember_s=longest_silence_s(settings.node_timeout_s))
+        lag = Lag(longest_silence_s(settings.node_timeout_s), clock.monotonic)
         streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
         view = View(database, catalogue, clock.monotonic)
         return cls(

@@ -120,7 +120,9 @@ class Inspections:
             async with asyncio.timeout(self._timeout_s):
                 await complete.wait()
         except TimeoutError:
-            _LOG.warning("an inspection of job %s is not complete", key[0], extra=about("inspection_incomplete"))
+            job, attempt = key
+            extra = about("inspection_incomplete", job=job, attempt=attempt)
+            _LOG.warning("an inspection of job %s is not complete", job, extra=extra)
         finally:
             request = self._requests.pop(key)
             for worker in request.missing:

@@ -1,8 +1,9 @@
-"""How late the event loop is. A busy master reads the calls of nodes late, so their silence has another cause."""
+"""The delays of the event loop. A busy master reads the calls of nodes late, so their silence has another cause."""
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 
 _EVERY_S = 0.1
 _NORMAL_S = 0.1
@@ -12,8 +13,9 @@ _NORMAL_S = 0.1
 class Lag:
     """Measures the delays of the event loop of the last `remember_s` seconds."""
 
-    def __init__(self, remember_s: float) -> None:
+    def __init__(self, remember_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._remember_s = remember_s
+        self._clock = clock
         self._due: float | None = None
         self._delays: deque[tuple[float, float]] = deque()
         """The times at which delays ended, and their seconds."""
@@ -21,14 +23,15 @@ class Lag:
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            self._due = time.monotonic() + _EVERY_S
+            self._due = self._clock() + _EVERY_S
             await asyncio.sleep(_EVERY_S)
-            if (delay_s := time.monotonic() - self._due) > _NORMAL_S:
-                self._delays.append((time.monotonic(), delay_s))
+            now = self._clock()
+            if (delay_s := now - self._due) > _NORMAL_S:
+                self._delays.append((now, delay_s))
 
     def recent_s(self) -> float:
         """The sum of the recent delays, including the current one."""
-        now = time.monotonic()
+        now = self._clock()
         while self._delays and self._delays[0][0] < now - self._remember_s:
             self._delays.popleft()
         current_s = now - self._due if self._due is not None else 0.0

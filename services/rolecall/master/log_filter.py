@@ -51,7 +51,7 @@ class TextFilter:
 
 
 def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datetime]]:
-    """Where the log records in `data` begin, and their times. Other lines, which a job prints, have no time.
+    """The offsets and times of the log records in `data`. Other lines, which a job prints, have no time.
 
     `begins_line` says whether a line begins at the first byte.
     """

@@ -68,7 +68,7 @@ def silent(worker: WorkerRecord, reason: str) -> Silent:
 
 
 def without_schedule(members: Sequence[WorkerRecord], *, live: bool) -> str:
-    """Why there is no picture of a schedule, and what to do."""
+    """The reason why there is no picture of a schedule, and the remedy."""
     if not any(member.role is Role.STAGE for member in members):
         return "has no pipeline; the format svg shows every workload"
     if live:

@@ -46,7 +46,6 @@ class UserThreads:
         return await self.run(user, _step, search)
 
     async def result(self, user: str, search: Search) -> int:
-        """The result of a search."""
         while (found := await self.step(user, search)) is None:
             pass
         return found

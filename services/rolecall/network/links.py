@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ class Prober:
     node: str
     address: str
     secret: str
+    clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def of(cls, launch: WorkerLaunch) -> "Prober":
@@ -178,7 +179,7 @@ async def _probe_node(prober: Prober, node: str, listeners: Mapping[str, Listene
     own, target = listeners[prober.node], listeners[node]
     if target.port is None:
         return _unreachable(prober, node, own, target, f"{node} {_NOT_LISTENING} ({target.error})")
-    begin, nonce = time.monotonic(), secrets.token_hex(16)
+    begin, nonce = prober.clock(), secrets.token_hex(16)
     try:
         async with asyncio.timeout(PROBE_S):
             answer = await _call(_line(nonce, prober.call(node, nonce)), target.address, target.port)
@@ -190,7 +191,7 @@ async def _probe_node(prober: Prober, node: str, listeners: Mapping[str, Listene
         return _unreachable(
             prober, node, own, target, _NOT_A_NODE if answer else "it closes the connection without an answer"
         )
-    return Link(origin=prober.node, target=node, seconds=time.monotonic() - begin)
+    return Link(origin=prober.node, target=node, seconds=prober.clock() - begin)
 
 
 async def _call(line: bytes, address: str, port: int) -> bytes:

@@ -90,16 +90,18 @@ class Inspected:
         return None
 
 
-async def measure_clock(client: MasterClient, node: str) -> dict[str, float]:
+async def measure_clock(
+    client: MasterClient, node: str, clock: Callable[[], float] = time.monotonic
+) -> dict[str, float]:
     """The offset of this machine's monotonic clock to the master's and its uncertainty, from the fastest of some calls.
 
     Empty for a master that doesn't tell its clock. Raises `MasterUnreachable`.
     """
     readings: list[tuple[float, float]] = []
     for _ in range(_PINGS):
-        begin = time.monotonic()
+        begin = clock()
         master_s = (await client.cluster(node)).monotonic_s
-        end = time.monotonic()
+        end = clock()
         if master_s is None:
             return {}
         readings.append(((end - begin) / 2, master_s - (begin + end) / 2))

@@ -50,12 +50,20 @@ class Start:
 
     launch: WorkerLaunch
 
+    @property
+    def key(self) -> Key:
+        return Key.of(self.launch)
+
 
 @dataclass(frozen=True, slots=True)
 class Decline:
     """Report the worker as stopped, because its gang stops before it was started."""
 
     launch: WorkerLaunch
+
+    @property
+    def key(self) -> Key:
+        return Key.of(self.launch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,11 +108,16 @@ class SelfCheck:
         return [*own, findings.shared_gpus(count, workers)] if count and workers > 1 else own
 
 
-async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> ClockSample:
+async def compare_clocks(
+    client: MasterClient,
+    name: str,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> ClockSample:
     """Get the time of the master's clock. It was read during the round trip, half of which is the uncertainty."""
-    begin, started = time.monotonic(), clock()
+    begin, started = monotonic(), clock()
     cluster = await client.cluster(name)
-    half_s = (time.monotonic() - begin) / 2
+    half_s = (monotonic() - begin) / 2
     return ClockSample(cluster, started + half_s - cluster.time_s, half_s, client.certificate_end)
 
 

@@ -116,7 +116,8 @@ class WorkerPool:
                 try:
                     self._do(action)
                 except Exception:  # noqa: BLE001 - a loop's tick: the next comparison tries again
-                    _LOG.exception("%s failed", action, extra=about("reconcile_action_failed"))
+                    extra = about("reconcile_action_failed", **action.key._asdict())
+                    _LOG.exception("%s of worker %s failed", type(action).__name__, action.key, extra=extra)
             if self.is_idle:
                 self._idle.set()
             await asyncio.sleep(_TICK_S)

@@ -28,8 +28,6 @@ class AgentOutputs:
 
 @dataclass(frozen=True, slots=True)
 class EnvOutputs:
-    """The environments' outputs."""
-
     rewards: Tensor
     """[T, n]."""
     terminated: Tensor

@@ -30,8 +30,6 @@ _INPUT_ERROR = f"{InputError.__module__}.{InputError.__qualname__}: "
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """The images of one split."""
-
     source: LabeledImages
     numbers: NDArray[np.int64]
     """[n] the numbers of the images in `source`."""

@@ -26,7 +26,7 @@ Send = Callable[[ShardReference, Tensor], None]
 
 @dataclass(slots=True)
 class _Call:
-    """What the last call of a trainer left for the gradient of the weights.
+    """The values that the last call of a trainer left for the gradient of the weights.
 
     For token `i`, the gradient of the logits is `factors[i]` times row `i` of `logits`, minus 1 at its target, where
     the factor and the 1 are weighed by what the trainer sends.

@@ -232,7 +232,7 @@ class ShardedEmbedding(nn.Module):
         return self.look_up(self.prepare(ids))
 
     def prepare(self, ids: Tensor) -> DistinctRows:
-        """What a look-up of ids [...] requests, for `look_up`; can be computed ahead."""
+        """The distinct rows of the ids [...], for `look_up`; can be computed ahead."""
         return distinct_rows(ids.cpu(), len(self._shards))
 
     def look_up(self, wanted: DistinctRows) -> Tensor:

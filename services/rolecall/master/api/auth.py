@@ -250,7 +250,7 @@ def _unauthorized(
 
 
 def problem_of_token(connection: HTTPConnection, given: str | None) -> str:
-    """What is wrong with the token of a refused call, `given` if it could be read."""
+    """The problem with the token of a refused call, `given` if it could be read."""
     if given:
         return "the one given is not valid"
     return "write it as 'Authorization: Bearer TOKEN'" if "authorization" in connection.headers else "none was given"

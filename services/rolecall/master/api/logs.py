@@ -338,7 +338,7 @@ async def _members(master: Master, job: str, attempt: int, choice: Choice) -> li
 
 
 def _prefix(worker: WorkerRecord) -> str:
-    """What every line of the worker's log begins with in answers."""
+    """The beginning of every line of the worker's log in answers."""
     return f"[{worker.name}] "
 
 

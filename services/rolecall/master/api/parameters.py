@@ -41,7 +41,6 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def query_names(route: Any) -> frozenset[str]:
-    """The names of the query parameters of a route."""
     return frozenset(field.alias for field in parameters_of(route) if field.field_info.in_ is ParamTypes.query)
 
 

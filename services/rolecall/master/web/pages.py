@@ -117,7 +117,6 @@ def _static_files() -> dict[str, bytes]:
 
 
 async def show_api_error(request: Request, error: Exception) -> Response:
-    """The page of an error of the API."""
     assert isinstance(error, ApiError)
     return _error_page(request, error.status, str(error))
 

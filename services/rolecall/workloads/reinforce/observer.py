@@ -144,7 +144,7 @@ class _Observer:
 
 
 class _Samples:
-    """What the policy saw and chose in each step of a rollout."""
+    """The observations, actions and network outputs of the policy in each step of a rollout."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []

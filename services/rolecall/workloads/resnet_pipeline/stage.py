@@ -58,7 +58,7 @@ def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 class StageStep(NamedTuple):
-    """What a stage returns of a step."""
+    """The values that a stage returns after a step."""
 
     loss: float
     """The mean loss at a last stage, elsewhere 0."""
