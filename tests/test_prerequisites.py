@@ -20,10 +20,10 @@ SILENT = re.compile(r"pytest\.skip\(|mark\.skip|importorskip|xfail|skipTest|unit
 TESTS = Path(__file__).parent
 QUIET = {
     "gpu": "`make test-gpu` runs it, and reports what was skipped",
-    "kit/environments/test_legacy_gym.py": "downloads packages, and the index may be away",
     "kit/test_meter.py": "one test needs a GPU",
     "test_main.py": "the kernel may have no IPv6, which nothing installs",
     "test_prerequisites.py": "names what it looks for",
+    "workloads/reinforce/test_legacy_gym.py": "downloads packages, and the index may be away",
 }
 """Files and folders whose tests may be skipped in CI as well, and why. None of these tests is about a protection."""
 

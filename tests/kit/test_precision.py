@@ -1,7 +1,6 @@
 """One meaning of `precision` for all workloads."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from rolecall.kit import precision
 from rolecall.kit.params import Precision, check_precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.spec.errors import InputError
-from rolecall.spec.role import Role
-from rolecall.workloads import catalogue
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -52,21 +49,3 @@ def test_a_gpu_without_bfloat16_is_named() -> None:
 def test_cpus_emulate_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     check_precision("bfloat16")
-
-
-@pytest.mark.usefixtures("old_gpu")
-@pytest.mark.parametrize(
-    ("workload", "given"),
-    [
-        ("rnn-lm", {"text": {"train": "text"}}),
-        ("resnet-pipeline", {"data": {"train": "images"}}),
-        ("transformer-pipeline", {"text": {"train": "text"}}),
-    ],
-)
-def test_every_role_that_computes_checks_it_before_the_rendezvous(workload: str, given: dict[str, Any]) -> None:
-    found = catalogue.load(workload)
-    assert found.check_node is not None
-    params = found.params.model_validate({**given, "precision": "bfloat16"})
-    for role in set(found.roles) - {Role.MASTER}:
-        with pytest.raises(InputError, match="Tesla T4 does not support bfloat16"):
-            found.check_node(params, role)

@@ -44,7 +44,7 @@ def held_out(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.
     return splitmix64(numbers.astype(np.uint64), derive_seed(seed, 3)) < np.uint64(int(share * 2**64))
 
 
-def share_of(rows: int, rank: int, world: int) -> slice:
+def share_of(rows: int, rank: int, world: int) -> "slice[int]":
     """The contiguous share of `rank` of `world` in `rows` rows; sizes differ by at most one row."""
     return slice(rows * rank // world, rows * (rank + 1) // world)
 

@@ -33,7 +33,7 @@ class Grid:
         for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             dist.all_reduce(flat, group=self.replica_group)
-            for gradient, summed in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            for gradient, summed in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
                 gradient.copy_(summed.view_as(gradient))
 
 

@@ -3,7 +3,7 @@
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -81,7 +81,7 @@ class ComputeTime:
         self._calls: deque[tuple[Any, Any]] = deque()
 
     @contextmanager
-    def computation(self) -> Iterator[None]:
+    def computation(self) -> Generator[None]:
         """A context for one computation."""
         begin = self._clock.now()
         yield
@@ -171,7 +171,7 @@ class Meter:
         return measured
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> Generator[None]:
         """A context for one step of the schedule."""
         self._calls.clear()
         begin = self._clock.now()

@@ -39,7 +39,7 @@ def newest_step(document: TimelineDocument) -> PipelineStep | None:
     if len(workers) < 2:
         return None
     steps = [{step.number for step in worker.steps} for worker in workers]
-    for number in sorted(set.intersection(*steps), reverse=True):
+    for number in sorted(set[int].intersection(*steps), reverse=True):
         tasks = [_tasks(worker, number) for worker in workers]
         if sum(map(len, tasks)) <= _MAX_TASKS and (planned := _planned(tasks)):
             return _measured(number, workers, tasks, planned)

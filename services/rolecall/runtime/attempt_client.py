@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,9 @@ _LOG = logging.getLogger(__name__)
 _GIVE_UP_S = 300.0
 _MAX_PAUSE_S = 5.0
 _CHUNK_BYTES = 1 << 20
-_TEMPORARY = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
+_TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 """Client errors that a slow network or a proxy can cause as well."""
-_REFUSALS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+_REFUSALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 # The master answers an upload when it is completely on disk.
 _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
@@ -118,11 +119,11 @@ class AttemptClient:
         except httpx.TransportError as error:
             return f"{type(error).__name__}: {error}"
         status, path = response.status_code, response.request.url.path
-        if status == httpx.codes.CONFLICT:
+        if status == HTTPStatus.CONFLICT:
             raise StaleAttempt(response.text)
-        if status == httpx.codes.NOT_FOUND and response.request.method == "GET":
+        if status == HTTPStatus.NOT_FOUND and response.request.method == "GET":
             raise NoSuchBlob(f"the master has no {path}: {response.text}")
-        if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise QuotaExceeded(response.text)
         if status in _REFUSALS and not self._was_accepted:
             raise CheckpointError(

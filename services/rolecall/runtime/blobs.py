@@ -73,8 +73,7 @@ class SharedBlobs:
         self._job = f"{root.rstrip('/')}/{job}"
         self._attempt = attempt
         self._calls = _Calls()
-        if isinstance(self._files, LocalFileSystem):
-            make_job_folder(Path(self._job))
+        make_local_folder(url, job)
 
     def put(self, name: str, path: Path, sha256: str) -> None:
         """Write to a temporary name and move into place. Readers check the manifest's checksum.
@@ -131,11 +130,15 @@ class _Calls:
             raise BlobsUnavailable(f"{failed}: it gave no answer for {limit_s:.0f} s") from None
 
 
-def make_job_folder(folder: Path) -> None:
-    """Create a job's folder in a store that is a file system, durably. Confined workers can't access its parents.
+def make_local_folder(url: str, job: str) -> Path | None:
+    """Create the job's folder durably if the store at `url` is a file system, and return it; None for other stores.
 
-    Raises `BlobsUnavailable` if the file system fails or hangs.
+    Confined workers can't access its parents. Raises `BlobsUnavailable` if the file system fails or hangs.
     """
+    files, root = fsspec.url_to_fs(url)
+    if not isinstance(files, LocalFileSystem):
+        return None
+    folder = Path(root, job)
 
     def make() -> None:
         if not folder.exists():
@@ -143,6 +146,7 @@ def make_job_folder(folder: Path) -> None:
             sync(folder.parent)
 
     _Calls().run(f"has no folder {folder}", make, limit_s=_FOLDER_S)
+    return folder
 
 
 def sha256_of(path: Path) -> str:

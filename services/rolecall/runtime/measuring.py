@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
@@ -35,7 +35,7 @@ class Measurements:
             self._values[key] = self._values.get(key, 0.0) + amount
 
     @contextmanager
-    def timed(self, what: WorkerMetric) -> Iterator[None]:
+    def timed(self, what: WorkerMetric) -> Generator[None]:
         """Add the seconds of the body to a counter."""
         began = time.perf_counter()
         yield

@@ -15,17 +15,15 @@ import site
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 
 from rolecall import landlock, seccomp
 from rolecall.edge.logs import about
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, AccessRights
 from rolecall.process import keep_capabilities
-from rolecall.runtime.blobs import make_job_folder
+from rolecall.runtime.blobs import make_local_folder
 from rolecall.settings.private_paths import private_paths
 from rolecall.settings.worker import WorkerSettings, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
@@ -134,10 +132,8 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     if request.trust is not None and request.trust.ca != "system":
         yield Path(request.trust.ca).resolve(), READ
     if request.launch.blob_url:
-        files, root = url_to_fs(request.launch.blob_url)
-        if isinstance(files, LocalFileSystem):
-            folder = Path(root, request.launch.job)
-            make_job_folder(folder)  # Rules need existing paths.
+        folder = make_local_folder(request.launch.blob_url, request.launch.job)  # Rules need existing paths.
+        if folder is not None:
             yield folder, WRITE
 
 
@@ -191,9 +187,10 @@ def _refused(error: BaseException | None) -> Path | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes | os.PathLike):
-            path = os.fsdecode(error.filename)
-            return None if "\0" in path else Path(os.path.realpath(path))
+        if isinstance(error, PermissionError):
+            with suppress(TypeError):  # Not a path, or none.
+                path = os.fsdecode(error.filename)
+                return None if "\0" in path else Path(os.path.realpath(path))
         error = error.__cause__ or error.__context__
     return None
 

@@ -80,7 +80,11 @@ class Encoder:
     def _texts(self, column: IdColumn, given: Any) -> list[str]:
         if isinstance(given, str) and column.separator is not None:
             given = given.split(column.separator)
-        many = given if isinstance(given, list | tuple) else [given]
+        match given:
+            case [*many]:
+                pass
+            case one:
+                many = [one]
         texts = [_text(one).strip() for one in many if one is not None]
         return [text for text in texts if text and text not in self._missing][: column.width]
 
