@@ -56,7 +56,9 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_accessibility(page)
 
     # A job's parameters can be cloned, which fills every kind of field.
-    job = cluster.submit(long_job(rows) | {"name": "original"})
+    resources = {"trainer": {"count": 2, "gpus": 0, "threads": 1}}
+    original = long_job(rows) | {"name": "original"}
+    job = cluster.submit(original | {"roles": original["roles"] | resources})
     cluster.until(job, past_step(20))
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
@@ -91,15 +93,22 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_log_of_ended_job(page, next(one["rank"] for one in workers if one["node"] == "trainer-1"))
     check_curve_controls(page)
 
+    # The cluster of the tests sends no webhooks.
+    document = cluster.job(job) | {"notify": "https://chat.example/***"}
+    page.route(f"{cluster.url}/jobs/{job}", lambda route: route.fulfill(json=document), times=1)
     page.get_by_role("link", name="Clone").click()
     expect(page.locator("#curl")).to_contain_text('"embedding_dim": 8')
+    expect(page.locator("#lost")).to_contain_text("https://chat.example/***. The rest of the address is hidden")
+    expect(page.locator("#request").get_by_label("notify")).to_have_value("")
     page.get_by_role("button", name="Check only").click()
     expect(page.locator("#plan")).to_contain_text("trainer-0 on ")
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile("/ui/jobs/embedding-ddp-"))
     clone = page.url.rpartition("/")[2]
     assert clone != job
-    assert cluster.job(clone)["params"] == cluster.job(job)["params"]
+    for name in ("params", "roles", "resources"):
+        assert cluster.job(clone)[name] == cluster.job(job)[name], name
+    assert cluster.job(clone)["resources"]["trainer"] == {"gpus": 0, "threads": 1, "busy": False}
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
     visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
@@ -114,6 +123,31 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{cluster.url}/")
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
+    page: Page, cluster: Cluster
+) -> None:
+    visit(page, f"{cluster.url}/ui/submit")
+    page.get_by_label("Workload").select_option("embedding-ddp")
+    page.locator("#params > div > details > summary").click()
+    hidden = page.locator("#params fieldset").filter(has=page.locator("legend", has_text=re.compile("^hidden$")))
+    items, add = hidden.locator(".item"), hidden.get_by_role("button", name="Add")
+    for value in ("8", "0"):
+        add.click()
+        items.last.locator("input").fill(value)
+    items.first.get_by_role("button").click()
+    expect(items).to_have_count(1)
+    page.get_by_role("button", name="Check only").click()
+    expect(items.nth(0).locator(".wrong")).to_be_visible()
+    expect(items.locator("input")).to_have_attribute("aria-label", "params.hidden 1")
+    add.click()
+    add.click()
+    items.last.locator("input").fill("-1")
+    page.get_by_role("button", name="Check only").click()
+    expect(items.nth(2).locator(".wrong")).to_be_visible()
+    expect(items.nth(0).locator(".wrong")).to_be_visible()
+    expect(items.nth(1).locator(".wrong")).to_have_count(0)
 
 
 def check_form_layout(page: Page) -> None:
