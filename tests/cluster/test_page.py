@@ -90,7 +90,9 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert cluster.job(job)["reason"] == "cancelled by admin"
     add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
     workers = cluster.job(job)["attempts"][0]["workers"]
-    check_log_of_ended_job(page, next(one["rank"] for one in workers if one["node"] == "trainer-1"))
+    rank = next(one["rank"] for one in workers if one["node"] == "trainer-1")
+    expect(page.locator(".gang")).to_contain_text(f"rank {rank} · trainer-1")
+    check_log_of_ended_job(page, rank)
     check_curve_controls(page)
 
     # The cluster of the tests sends no webhooks.
@@ -206,11 +208,11 @@ def check_log_of_ended_job(page: Page, rank: int) -> None:
     expect(lines).to_contain_text("[trainer-0]")
     log.get_by_label("Text").fill("")
     expect(lines).to_contain_text("[trainer-1]")
-    log.get_by_label("Rank").fill(str(rank))
-    log.get_by_label("Rank").press("Enter")
+    log.get_by_label("Rank in the gang").fill(str(rank))
+    log.get_by_label("Rank in the gang").press("Enter")
     expect(lines).not_to_contain_text("[trainer-0]")
     expect(lines).to_contain_text("[trainer-1]")
-    log.get_by_label("Rank").fill("")
+    log.get_by_label("Rank in the gang").fill("")
     log.get_by_label("Role").select_option("parameter-server")
     expect(lines).not_to_contain_text("[trainer-1]")
 

@@ -130,8 +130,8 @@ async function startFrom(chosen) {
   if (!job) showMessage(`${name} is not available any more.`);
   else workload.value = job.workload;
   // A job's document has only the host of its webhook: the rest of the address can be a secret.
-  const { notify, ...start } = job || {};
-  await load(kind === "example" ? job || undefined : start, turn);
+  const { notify } = job || {};
+  await load(kind === "job" && job ? { ...job, notify: null } : job || undefined, turn);
   if (turn !== newest) return;
   document.getElementById("lost").textContent = kind === "job" && notify ? `${name} sends a webhook to ${notify}. The rest of the address is hidden, so it is not cloned: enter it again under “notify”, or no webhook is sent.` : "";
 }
