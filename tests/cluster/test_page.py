@@ -68,7 +68,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     before = int(curve.get_attribute("data-points") or 0)
     expect(page.locator(".log .lines")).to_contain_text("[trainer-0]")
     expect(page.locator(".gang")).to_contain_text("parameter-server-0")
-    expect(curve.locator(".about")).to_contain_text("lower is better")
+    expect(curve.locator(".about").first).to_contain_text("lower is better")
     expect(page.locator(".timeline h2")).to_have_text("Recent steps")
     expect(page.locator(".timeline svg")).to_contain_text("look-up, step")
     check_accessibility(page)
@@ -114,7 +114,8 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
     visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
-    expect(page.locator(".u-legend")).to_contain_text(job)
+    # Both jobs have one name.
+    expect(page.locator(".u-legend").first).to_contain_text(f"original ({job})")
     check_accessibility(page)
 
     visit(page, f"{cluster.url}/ui/jobs/{job}")
@@ -236,7 +237,7 @@ def check_curve_controls(page: Page) -> None:
     wait(changed=True)
     page.get_by_label("Smoothing").fill("0")
     wait(changed=False)
-    plot = page.locator(".curves .u-over")
+    plot = page.locator(".curves .u-over").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box
@@ -247,6 +248,28 @@ def check_curve_controls(page: Page) -> None:
     wait(changed=True)
     plot.dblclick()
     wait(changed=False)
+    check_keyboard_zoom(page)
+
+
+def check_keyboard_zoom(page: Page) -> None:
+    """The buttons change the steps that all charts show, and the keyboard reaches and keeps them."""
+    charts = page.locator(".curves [role=img]")
+    labels = "charts => charts.map(chart => chart.ariaLabel.split(' by ')[1])"
+    (whole,) = set(charts.evaluate_all(labels))
+    page.get_by_label("Smoothing").focus()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Zoom in")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(charts.first).not_to_have_attribute("aria-label", re.compile(whole))
+    (half,) = set(charts.evaluate_all(labels))
+    page.get_by_role("button", name="Later steps").press("Enter")
+    expect(charts.first).not_to_have_attribute("aria-label", re.compile(half))
+    page.get_by_role("button", name="All", exact=True).press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{whole}$"))
+    page.get_by_role("button", name="Zoom in").press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{half}$"))
+    page.get_by_role("button", name="Zoom out").press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{whole}$"))
 
 
 def settled(page: Page, expression: str) -> object:
@@ -324,7 +347,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
 
 def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cluster: Cluster) -> None:
     """The axes are pixels, so the test reads the texts that the page draws."""
-    jobs = [cluster.submit(WAITING) for _ in range(2)]
+    jobs = [cluster.submit(WAITING | {"name": name}) for name in ("first", "")]
     attempts = [
         {"attempt": attempt, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}
         for attempt, points in (
@@ -332,6 +355,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
             (2, [{"step": 3, "loss": 100}]),
         )
     ]
+    attempts[0]["points"][-1] |= {"validation_auc": 500, "validation_loss": 500, "samples_per_s": 500, "epoch": 1}
     page.route(f"**/jobs/{jobs[0]}/metrics?*", lambda route: route.fulfill(json={"series": attempts}))
     page.add_init_script(
         "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
@@ -339,11 +363,16 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         "{ drawn.push(text); draw.call(this, text, ...at); }"
     )
     visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
-    expect(page.locator(".u-legend")).to_contain_text(f"{jobs[0]}, attempt 2")
+    expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc", "samples_per_s"])
+    expect(page.locator(".u-legend").first).to_contain_text("first, attempt 2")
+    expect(page.locator(".u-series").nth(1)).to_have_attribute("title", jobs[0])
+    expect(page.locator(".about").first).to_contain_text("(first, attempt 2, step 3;")
     page.wait_for_function("drawn.includes('3')")
     steps = [text for text in page.evaluate("drawn") if re.fullmatch(r"[0-9.]+", text) and float(text) < 50]
     assert {"1", "2", "3"} <= set(steps)
     assert not [text for text in steps if "." in text], steps
+    page.get_by_label("Value").select_option("validation_loss")
+    expect(page.locator(".charts h3")).to_have_text(["validation_loss"])
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
