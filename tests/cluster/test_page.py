@@ -57,8 +57,9 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
 
     # A job's parameters can be cloned, which fills every kind of field.
     resources = {"trainer": {"count": 2, "gpus": 0, "threads": 1}}
-    original = long_job(rows) | {"name": "original"}
-    job = cluster.submit(original | {"roles": original["roles"] | resources})
+    original: dict[str, Any] = long_job(rows) | {"name": "original"}
+    original["roles"] |= resources
+    job = cluster.submit(original)
     cluster.until(job, past_step(20))
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
