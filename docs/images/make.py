@@ -96,7 +96,7 @@ def _record(page: Page, url: str, path: Path) -> None:
     """The curves of a job that trains, whenever they have moved."""
     page.goto(url)
     section = page.locator("section:has(> .curves)")
-    page.locator(".curves canvas").wait_for(timeout=_WAIT_S * 1000)
+    page.locator(".curves canvas").first.wait_for(timeout=_WAIT_S * 1000)
     frames: list[Image.Image] = []
     before = 0
     for _ in range(_FRAMES):

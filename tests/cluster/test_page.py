@@ -56,7 +56,10 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_accessibility(page)
 
     # A job's parameters can be cloned, which fills every kind of field.
-    job = cluster.submit(long_job(rows) | {"name": "original"})
+    resources = {"trainer": {"count": 2, "gpus": 0, "threads": 1}}
+    original: dict[str, Any] = long_job(rows) | {"name": "original"}
+    original["roles"] |= resources
+    job = cluster.submit(original)
     cluster.until(job, past_step(20))
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
@@ -66,7 +69,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     before = int(curve.get_attribute("data-points") or 0)
     expect(page.locator(".log .lines")).to_contain_text("[trainer-0]")
     expect(page.locator(".gang")).to_contain_text("parameter-server-0")
-    expect(curve.locator(".about")).to_contain_text("lower is better")
+    expect(curve.locator(".about").first).to_contain_text("lower is better")
     expect(page.locator(".timeline h2")).to_have_text("Recent steps")
     expect(page.locator(".timeline svg")).to_contain_text("look-up, step")
     check_accessibility(page)
@@ -88,22 +91,32 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert cluster.job(job)["reason"] == "cancelled by admin"
     add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
     workers = cluster.job(job)["attempts"][0]["workers"]
-    check_log_of_ended_job(page, next(one["rank"] for one in workers if one["node"] == "trainer-1"))
+    rank = next(one["rank"] for one in workers if one["node"] == "trainer-1")
+    expect(page.locator(".gang")).to_contain_text(f"rank {rank} · trainer-1")
+    check_log_of_ended_job(page, rank)
     check_curve_controls(page)
 
+    # The cluster of the tests sends no webhooks.
+    document = cluster.job(job) | {"notify": "https://chat.example/***"}
+    page.route(f"{cluster.url}/jobs/{job}", lambda route: route.fulfill(json=document), times=1)
     page.get_by_role("link", name="Clone").click()
     expect(page.locator("#curl")).to_contain_text('"embedding_dim": 8')
+    expect(page.locator("#lost")).to_contain_text("https://chat.example/***. The rest of the address is hidden")
+    expect(page.locator("#request").get_by_label("notify")).to_have_value("")
     page.get_by_role("button", name="Check only").click()
     expect(page.locator("#plan")).to_contain_text("trainer-0 on ")
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile("/ui/jobs/embedding-ddp-"))
     clone = page.url.rpartition("/")[2]
     assert clone != job
-    assert cluster.job(clone)["params"] == cluster.job(job)["params"]
+    for name in ("params", "roles", "resources"):
+        assert cluster.job(clone)[name] == cluster.job(job)[name], name
+    assert cluster.job(clone)["resources"]["trainer"] == {"gpus": 0, "threads": 1, "busy": False}
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
     visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
-    expect(page.locator(".u-legend")).to_contain_text(job)
+    # Both jobs have one name.
+    expect(page.locator(".u-legend").first).to_contain_text(f"original ({job})")
     check_accessibility(page)
 
     visit(page, f"{cluster.url}/ui/jobs/{job}")
@@ -114,6 +127,31 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{cluster.url}/")
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
+    page: Page, cluster: Cluster
+) -> None:
+    visit(page, f"{cluster.url}/ui/submit")
+    page.get_by_label("Workload").select_option("embedding-ddp")
+    page.locator("#params > div > details > summary").click()
+    hidden = page.locator("#params fieldset").filter(has=page.locator("legend", has_text=re.compile("^hidden$")))
+    items, add = hidden.locator(".item"), hidden.get_by_role("button", name="Add")
+    for value in ("8", "0"):
+        add.click()
+        items.last.locator("input").fill(value)
+    items.first.get_by_role("button").click()
+    expect(items).to_have_count(1)
+    page.get_by_role("button", name="Check only").click()
+    expect(items.nth(0).locator(".wrong")).to_be_visible()
+    expect(items.locator("input")).to_have_attribute("aria-label", "params.hidden 1")
+    add.click()
+    add.click()
+    items.last.locator("input").fill("-1")
+    page.get_by_role("button", name="Check only").click()
+    expect(items.nth(2).locator(".wrong")).to_be_visible()
+    expect(items.nth(0).locator(".wrong")).to_be_visible()
+    expect(items.nth(1).locator(".wrong")).to_have_count(0)
 
 
 def check_form_layout(page: Page) -> None:
@@ -172,11 +210,11 @@ def check_log_of_ended_job(page: Page, rank: int) -> None:
     expect(lines).to_contain_text("[trainer-0]")
     log.get_by_label("Text").fill("")
     expect(lines).to_contain_text("[trainer-1]")
-    log.get_by_label("Rank").fill(str(rank))
-    log.get_by_label("Rank").press("Enter")
+    log.get_by_label("Rank in the gang").fill(str(rank))
+    log.get_by_label("Rank in the gang").press("Enter")
     expect(lines).not_to_contain_text("[trainer-0]")
     expect(lines).to_contain_text("[trainer-1]")
-    log.get_by_label("Rank").fill("")
+    log.get_by_label("Rank in the gang").fill("")
     log.get_by_label("Role").select_option("parameter-server")
     expect(lines).not_to_contain_text("[trainer-1]")
 
@@ -200,7 +238,7 @@ def check_curve_controls(page: Page) -> None:
     wait(changed=True)
     page.get_by_label("Smoothing").fill("0")
     wait(changed=False)
-    plot = page.locator(".curves .u-over")
+    plot = page.locator(".curves .u-over").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box
@@ -211,6 +249,28 @@ def check_curve_controls(page: Page) -> None:
     wait(changed=True)
     plot.dblclick()
     wait(changed=False)
+    check_keyboard_zoom(page)
+
+
+def check_keyboard_zoom(page: Page) -> None:
+    """The buttons change the steps that all charts show, and the keyboard reaches and keeps them."""
+    charts = page.locator(".curves [role=img]")
+    labels = "charts => charts.map(chart => chart.ariaLabel.split(' by ')[1])"
+    (whole,) = set(charts.evaluate_all(labels))
+    page.get_by_label("Smoothing").focus()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Zoom in")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(charts.first).not_to_have_attribute("aria-label", re.compile(whole))
+    (half,) = set(charts.evaluate_all(labels))
+    page.get_by_role("button", name="Later steps").press("Enter")
+    expect(charts.first).not_to_have_attribute("aria-label", re.compile(half))
+    page.get_by_role("button", name="All", exact=True).press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{whole}$"))
+    page.get_by_role("button", name="Zoom in").press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{half}$"))
+    page.get_by_role("button", name="Zoom out").press("Enter")
+    expect(charts.first).to_have_attribute("aria-label", re.compile(f"{whole}$"))
 
 
 def settled(page: Page, expression: str) -> object:
@@ -288,7 +348,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
 
 def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cluster: Cluster) -> None:
     """The axes are pixels, so the test reads the texts that the page draws."""
-    jobs = [cluster.submit(WAITING) for _ in range(2)]
+    jobs = [cluster.submit(WAITING | {"name": name}) for name in ("first", "")]
     attempts = [
         {"attempt": attempt, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}
         for attempt, points in (
@@ -296,6 +356,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
             (2, [{"step": 3, "loss": 100}]),
         )
     ]
+    attempts[0]["points"][-1] |= {"validation_auc": 500, "validation_loss": 500, "samples_per_s": 500, "epoch": 1}
     page.route(f"**/jobs/{jobs[0]}/metrics?*", lambda route: route.fulfill(json={"series": attempts}))
     page.add_init_script(
         "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
@@ -303,11 +364,16 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         "{ drawn.push(text); draw.call(this, text, ...at); }"
     )
     visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
-    expect(page.locator(".u-legend")).to_contain_text(f"{jobs[0]}, attempt 2")
+    expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc", "samples_per_s"])
+    expect(page.locator(".u-legend").first).to_contain_text("first, attempt 2")
+    expect(page.locator(".u-series").nth(1)).to_have_attribute("title", jobs[0])
+    expect(page.locator(".about").first).to_contain_text("(first, attempt 2, step 3;")
     page.wait_for_function("drawn.includes('3')")
     steps = [text for text in page.evaluate("drawn") if re.fullmatch(r"[0-9.]+", text) and float(text) < 50]
     assert {"1", "2", "3"} <= set(steps)
     assert not [text for text in steps if "." in text], steps
+    page.get_by_label("Value").select_option("validation_loss")
+    expect(page.locator(".charts h3")).to_have_text(["validation_loss"])
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 

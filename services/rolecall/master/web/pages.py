@@ -89,6 +89,7 @@ async def compare(
         "compare.html",
         caller=caller,
         jobs=jobs,
+        names={one.id: one.name for one in jobs},
         recent=recent.jobs,
         rows=[readable(row) for row in differences(jobs)],
         metrics=declared_metrics([await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)]),

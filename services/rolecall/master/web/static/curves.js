@@ -1,8 +1,10 @@
-// The curves of one or several jobs: any reported value by step, with a log scale, smoothing, and zoom by dragging.
+// The curves of one or several jobs: reported values by step, with a log scale, smoothing, and a zoom that all charts share.
 "use strict";
 
 const POINTS = 1000;
 const EVERY_MS = 3000;
+const MOST_CHARTS = 3;
+const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NOT_METRICS = new Set(["at", "step"]);
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
@@ -48,6 +50,16 @@ function metricsOf(seriesList, declared) {
     return found < 0 ? declared.length : found;
   };
   return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+}
+
+// The values that are drawn by default: like `rolecall watch`, the loss, then what should rise, then what should fall;
+// but the throughput takes the last place. Without declarations of a direction, the first ones that are reported.
+function mainMetrics(names, declared) {
+  const rank = ({ name, direction }) => (name === "loss" ? 0 : direction === "higher" ? 1 : 2);
+  const directed = declared.filter((one) => one.direction && names.includes(one.name)).sort((a, b) => rank(a) - rank(b));
+  if (!directed.length) return names.slice(0, MOST_CHARTS);
+  const scores = directed.map((one) => one.name).slice(0, MOST_CHARTS);
+  return names.includes(THROUGHPUT) ? [...scores.filter((name) => name !== THROUGHPUT).slice(0, MOST_CHARTS - 1), THROUGHPUT] : scores;
 }
 
 // Whether a declared name is that of a reported value; `{index}` stands for a number.
@@ -96,47 +108,97 @@ function attemptMarks(starts) {
   };
 }
 
+// The names of the jobs for people, with the id where two have the same name.
+function titlesOf(jobs, names) {
+  const nameOf = (job) => names[job] || job;
+  return new Map(jobs.map((job) => [job, jobs.filter((one) => nameOf(one) === nameOf(job)).length > 1 && names[job] ? `${names[job]} (${job})` : nameOf(job)]));
+}
+
+// The curves of one value, and where attempts of a single job begin.
+function curvesByName(name, jobs, titles, data) {
+  const curves = [];
+  const starts = new Set();
+  for (const job of jobs) {
+    const ofJob = curvesOf(data.get(job) || [], name);
+    for (const [place, series] of ofJob.entries()) {
+      const points = series.points.filter((point) => point[name] !== undefined);
+      if (place > 0 && jobs.length === 1) starts.add(points[0].step);
+      const attempt = `attempt ${series.attempt}`;
+      const label = jobs.length === 1 ? attempt : ofJob.length > 1 ? `${titles.get(job)}, ${attempt}` : titles.get(job);
+      curves.push({ job, label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place) % COLORS.length], points });
+    }
+  }
+  return { curves, starts };
+}
+
 function startCurves(box) {
   const jobs = box.dataset.jobs.split(" ");
+  const titles = titlesOf(jobs, JSON.parse(box.dataset.names || "{}"));
   const declared = JSON.parse(box.dataset.metrics);
   box.innerHTML = `
     <div class="bar">
       <label>Value <select name="metric"></select></label>
       <label><input name="log" type="checkbox"> Log scale</label>
       <label>Smoothing <input name="weight" type="range" min="0" max="0.99" step="0.01" value="0"></label>
-      <span class="note">Drag to zoom, double-click to see all.</span>
+      <span class="actions" role="group" aria-label="Zoom">
+        <button type="button" name="in">Zoom in</button>
+        <button type="button" name="out">Zoom out</button>
+        <button type="button" name="earlier" aria-label="Earlier steps">←</button>
+        <button type="button" name="later" aria-label="Later steps">→</button>
+        <button type="button" name="all">All</button>
+      </span>
+      <span class="note">Or drag to zoom, and double-click to see all.</span>
     </div>
-    <p class="note about"></p>
-    <div class="plot" role="img" aria-label="Curve"></div>
+    <div class="charts"></div>
     <p class="empty">No values have been reported yet.</p>`;
   const [metric, log, weight] = ["metric", "log", "weight"].map((name) => box.querySelector(`[name=${name}]`));
-  const place = box.querySelector(".plot");
+  const place = box.querySelector(".charts");
   const empty = box.querySelector(".empty");
-  const about = box.querySelector(".about");
   let data = new Map();
-  let plot = null;
+  let names = [];
+  let charts = [];
+  let whole = null;
   let zoom = null;
 
-  function draw() {
-    const name = metric.value;
-    const curves = [];
-    const starts = new Set();
-    for (const job of jobs) {
-      const ofJob = curvesOf(data.get(job) || [], name);
-      for (const [place_, series] of ofJob.entries()) {
-        const points = series.points.filter((point) => point[name] !== undefined);
-        if (place_ > 0 && jobs.length === 1) starts.add(points[0].step);
-        const attempt = `attempt ${series.attempt}`;
-        const label = jobs.length === 1 ? attempt : ofJob.length > 1 ? `${job}, ${attempt}` : job;
-        curves.push({ label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place_) % COLORS.length], points });
-      }
+  const sizeOf = (chart) => ({ width: chart.frame.clientWidth || 600, height: charts.length > 1 ? 260 : 320 });
+  const resizing = new ResizeObserver(() => charts.forEach((chart) => chart.plot?.setSize(sizeOf(chart))));
+
+  function chartOf(name) {
+    const section = document.createElement("section");
+    section.className = "chart";
+    section.innerHTML = `<h3></h3><p class="note about"></p><div class="plot" role="img"></div>`;
+    section.querySelector("h3").textContent = name;
+    const frame = section.querySelector(".plot");
+    resizing.observe(frame);
+    return { name, section, frame, about: section.querySelector(".about"), plot: null };
+  }
+
+  // The charts of the chosen value or of the main ones. They stay while their names do, so that the page does not jump.
+  function arrange() {
+    const shown = metric.value ? [metric.value] : mainMetrics(names, declared);
+    if (shown.join() === charts.map((chart) => chart.name).join()) return;
+    for (const chart of charts) {
+      chart.plot?.destroy();
+      resizing.unobserve(chart.frame);
     }
-    empty.hidden = curves.length > 0;
+    charts = shown.map(chartOf);
+    place.replaceChildren(...charts.map((chart) => chart.section));
+  }
+
+  function draw() {
+    arrange();
+    const found = charts.map((chart) => curvesByName(chart.name, jobs, titles, data));
+    const steps = found.flatMap(({ curves }) => curves.flatMap(({ points }) => [points[0].step, points.at(-1).step]));
+    whole = steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
+    charts.forEach((chart, number) => drawChart(chart, found[number]));
+    empty.hidden = charts.length > 0;
+    if (charts.length) box.dataset.points = String(Math.max(...found.flatMap(({ curves }) => curves.map(({ points }) => points.length))));
+  }
+
+  function drawChart(chart, { curves, starts }) {
+    const { name, frame } = chart;
     const declaration = declared.find((one) => isNamed(one, name));
-    about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
-    plot?.destroy();
-    plot = null;
-    if (!curves.length) return;
+    chart.about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
     const tables = curves.map((curve) => [
       curve.points.map((point) => point.step),
       smoothed(curve.points.map((point) => (log.checked && point[name] <= 0 ? null : point[name])), Number(weight.value)),
@@ -145,33 +207,55 @@ function startCurves(box) {
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
     const axis = { stroke: text, grid, ticks: grid };
     const values = (_, ticks) => ticks.map((value) => (value === null ? "" : Number(value.toPrecision(6)).toString()));
-    place.setAttribute("aria-label", `${name} by step, up to step ${Math.max(...tables.map(([steps]) => steps.at(-1)))}`);
-    plot = new uPlot(
+    const [min, max] = zoom || whole;
+    frame.setAttribute("aria-label", `${name} by step, from step ${Math.ceil(min)} to step ${Math.floor(max)}`);
+    chart.plot?.destroy();
+    chart.plot = new uPlot(
       {
-        width: place.clientWidth || 600,
-        height: 320,
-        scales: { x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) }, y: { distr: log.checked ? 3 : 1 } },
+        ...sizeOf(chart),
+        scales: { x: { time: false, ...(min < max ? { min, max } : {}) }, y: { distr: log.checked ? 3 : 1 } },
         axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
           ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: curve.points.length < 40 } })),
         ],
         plugins: [attemptMarks(starts)],
-        hooks: { setSelect: [(one) => { zoom = [one.posToVal(one.select.left, "x"), one.posToVal(one.select.left + one.select.width, "x")]; }] },
+        hooks: { setSelect: [(one) => zoomTo(one.posToVal(one.select.left, "x"), one.posToVal(one.select.left + one.select.width, "x"))] },
+        cursor: { drag: { setScale: false } },
       },
       uPlot.join(tables),
-      place,
+      frame,
     );
-    plot.over.addEventListener("dblclick", () => { zoom = null; });
-    box.dataset.points = String(Math.max(...tables.map(([steps]) => steps.length)));
+    if (jobs.length > 1) chart.plot.root.querySelectorAll(".u-series").forEach((row, number) => { if (number) row.title = curves[number - 1].job; });
+    chart.plot.over.addEventListener("dblclick", () => zoomTo(...whole));
+  }
+
+  // Show these steps in all charts, at least one, or all of them if nothing would be left out.
+  function zoomTo(from, to) {
+    if (!whole || from >= to) return;
+    const [first, last] = whole;
+    const size = Math.min(Math.max(to - from, 1), last - first);
+    const start = Math.min(Math.max((from + to - size) / 2, first), last - size);
+    zoom = size < last - first ? [start, start + size] : null;
+    // Not within an event of a plot that this replaces.
+    queueMicrotask(draw);
+  }
+
+  // Scale the visible steps around their middle, and move them by a part of themselves.
+  function zoomBy(scale, move) {
+    if (!whole) return;
+    const [from, to] = zoom || whole;
+    const [middle, half] = [(from + to) / 2 + move * (to - from), ((to - from) / 2) * scale];
+    zoomTo(middle - half, middle + half);
   }
 
   function show(found) {
     for (const { job, series } of found) if (series) data.set(job, series.series);
-    const names = metricsOf([...data.values()].flat(), declared);
-    if (names.join() !== [...metric.options].map((option) => option.value).join()) {
+    const reported = metricsOf([...data.values()].flat(), declared);
+    if (reported.join() !== names.join()) {
+      names = reported;
       const chosen = metric.value;
-      metric.replaceChildren(...names.map((name) => new Option(name, name)));
+      metric.replaceChildren(new Option("main values", ""), ...names.map((name) => new Option(name, name)));
       if (names.includes(chosen)) metric.value = chosen;
     }
     draw();
@@ -185,7 +269,9 @@ function startCurves(box) {
   }
 
   for (const control of [metric, log, weight]) control.addEventListener("input", draw);
-  new ResizeObserver(() => plot?.setSize({ width: place.clientWidth, height: 320 })).observe(place);
+  const zooms = { in: [0.5, 0], out: [2, 0], earlier: [1, -0.5], later: [1, 0.5] };
+  for (const [name, by] of Object.entries(zooms)) box.querySelector(`button[name=${name}]`).addEventListener("click", () => zoomBy(...by));
+  box.querySelector("button[name=all]").addEventListener("click", () => whole && zoomTo(...whole));
   follow();
 }
 

@@ -13,7 +13,7 @@ function startLog(box) {
     <div class="bar">
       <label>Role <select name="role"><option value="">all</option></select></label>
       <label hidden>Attempt <select name="attempt"><option value="">newest</option></select></label>
-      <label>Rank <input name="rank" inputmode="numeric" size="4" pattern="[0-9]*" placeholder="all"></label>
+      <label>Rank in the gang <input name="rank" inputmode="numeric" size="4" pattern="[0-9]*" placeholder="all"></label>
       <label>Text <input name="text" type="search" maxlength="200" placeholder="search the whole log"></label>
       <label><input name="stay" type="checkbox" checked> Follow</label>
       <a class="button" download>Download</a>

@@ -24,7 +24,23 @@ const SchemaForm = (() => {
     constructor(root, onChange) {
       this.definitions = root.$defs || {};
       this.onChange = onChange;
+      // Paths are functions, because those of list items change when an item before them is removed.
       this.places = new Map();
+      this.labels = new Map();
+    }
+
+    // Name an input after its path, now and whenever items of a list change their numbers.
+    labelled(input, text) {
+      this.labels.set(input, text);
+      input.setAttribute("aria-label", text());
+    }
+
+    renumber() {
+      for (const [input, text] of this.labels) {
+        if (input.isConnected) input.setAttribute("aria-label", text());
+        else this.labels.delete(input);
+      }
+      for (const box of this.places.keys()) if (!box.isConnected) this.places.delete(box);
     }
 
     resolve(schema) {
@@ -44,7 +60,7 @@ const SchemaForm = (() => {
         ? element("legend", {}, titleOf(name))
         : element("label", { for: body.id }, titleOf(name), isRequired && schema.default === undefined ? " *" : "");
       const box = element(body.isGroup ? "fieldset" : "div", { class: "field" }, label, body.element, help, wrong);
-      this.places.set(path, box);
+      this.places.set(box, path);
       return { element: box, read: body.read };
     }
 
@@ -118,18 +134,29 @@ const SchemaForm = (() => {
       const items = [];
       const place = element("div");
       const add = element("button", { type: "button" }, "Add");
+      // The number of an item in the value, which lacks the items that are left empty; null for those.
+      const numberOf = (item) => {
+        if (item.read() === undefined) return null;
+        return items.slice(0, items.indexOf(item)).filter((one) => one.read() !== undefined).length;
+      };
       const append = (one) => {
-        const item = this.control(this.resolve(schema.items || {}), `${path}.${items.length}`, one, true);
-        const remove = element("button", { type: "button", "aria-label": "Remove" }, "×");
+        const entry = { read: () => undefined };
+        const own = () => `${path()}.${numberOf(entry)}`;
+        const item = this.control(this.resolve(schema.items || {}), own, one, true);
+        entry.read = item.read;
+        const remove = element("button", { type: "button" }, "×");
         const box = element("div", { class: "item field" }, item.element, remove);
+        items.push(entry);
         const input = box.querySelector("input, select, textarea");
-        if (input && !item.isGroup) input.setAttribute("aria-label", `${path} ${items.length + 1}`);
-        this.places.set(`${path}.${items.length}`, box);
-        items.push(item);
+        if (input && !item.isGroup) this.labelled(input, () => `${path()} ${items.indexOf(entry) + 1}`);
+        this.labelled(remove, () => `Remove ${path()} ${items.indexOf(entry) + 1}`);
+        this.places.set(box, own);
         remove.addEventListener("click", () => {
-          items.splice(items.indexOf(item), 1);
+          items.splice(items.indexOf(entry), 1);
           box.remove();
+          this.renumber();
           this.onChange();
+          add.focus();
         });
         place.append(box);
       };
@@ -151,7 +178,7 @@ const SchemaForm = (() => {
       const names = Object.keys(schema.properties);
       const fields = new Map();
       const make = (name) => {
-        const field = this.field(name, schema.properties[name], path ? `${path}.${name}` : name, value?.[name], required.has(name));
+        const field = this.field(name, schema.properties[name], () => (path() ? `${path()}.${name}` : name), value?.[name], required.has(name));
         fields.set(name, field);
         return field.element;
       };
@@ -159,7 +186,7 @@ const SchemaForm = (() => {
       const shown = names.filter(isShown).map(make);
       const others = names.filter((name) => !isShown(name)).map(make);
       const box = element("div", {}, ...shown);
-      if (others.length && (shown.length || path)) {
+      if (others.length && (shown.length || path())) {
         box.append(element("details", { class: "optional" }, element("summary", {}, `${others.length} more with defaults`), ...others));
       } else box.append(...others);
       const read = () => {
@@ -200,7 +227,7 @@ const SchemaForm = (() => {
       const choose = (start) => {
         chosen = input.value === "" ? null : this.control(variants[Number(input.value)], path, start, true);
         inner.replaceChildren(...(chosen ? [chosen.element] : []));
-        if (chosen && !chosen.isGroup) chosen.element.setAttribute("aria-label", path);
+        if (chosen && !chosen.isGroup) this.labelled(chosen.element, path);
       };
       const found = value === undefined || value === null ? -1 : variants.findIndex(fits);
       if (found >= 0) input.value = String(found);
@@ -214,15 +241,17 @@ const SchemaForm = (() => {
 
     // Show the errors of a problem document at their fields. Returns those without a field.
     showErrors(errors) {
-      for (const box of this.places.values()) {
+      this.renumber();
+      const boxes = new Map([...this.places].map(([box, path]) => [path(), box]));
+      for (const box of this.places.keys()) {
         delete box.dataset.wrong;
         const wrong = box.querySelector(":scope > .wrong");
         if (wrong) wrong.hidden = true;
       }
       return errors.filter((error) => {
         let path = error.field.replaceAll(/\[(\d+)\]/g, ".$1");
-        while (path && !this.places.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf(".")));
-        const box = this.places.get(path);
+        while (path && !boxes.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf(".")));
+        const box = boxes.get(path);
         if (!box) return true;
         let wrong = box.querySelector(":scope > .wrong");
         if (!wrong) box.append((wrong = element("p", { class: "wrong" })));

@@ -14,17 +14,21 @@ const REQUEST = {
     priority: { type: "integer", minimum: -100, maximum: 100, default: 0, description: "Jobs with a higher priority start first." },
     max_restarts: { type: "integer", minimum: 0, maximum: 1000, default: 3, description: "Restarts after failed attempts." },
     deadline_s: { type: "number", exclusiveMinimum: 0, description: "Seconds after submission at which the job is stopped." },
+    notify: { type: "string", maxLength: 2000, description: "The URL of a webhook for the end of the job." },
   },
 };
+const GPUS = { type: "integer", minimum: 0, maximum: 1, description: "GPUs of each worker: 0 or 1. By default, trainers, stages and observers get a GPU where their node has some." };
+const THREADS = { type: "integer", minimum: 1, description: "CPU threads of each worker; by default those of its share of the node's cores." };
 let request = null;
 let params = null;
 let roles = null;
 let forms = [];
+let newest = 0;
 
 function jobOf() {
   const found = { workload: workload.value, ...request.read() };
-  const counts = roles.read();
-  if (counts) found.roles = counts;
+  const demands = Object.entries(roles.read() || {}).filter(([, one]) => Object.keys(one).length);
+  if (demands.length) found.roles = Object.fromEntries(demands.map(([role, one]) => [role, Object.keys(one).join() === "count" ? one.count : one]));
   const values = params.read();
   if (values) found.params = values;
   return found;
@@ -35,20 +39,39 @@ function preview() {
   curl.textContent = `curl -sS --fail-with-body -X POST "$ROLECALL_URL/jobs" -H "Authorization: Bearer $ROLECALL_TOKEN" \\\n  -H "Content-Type: application/json" -d '${text}'`;
 }
 
-async function load(start) {
+// The number and resources of each role's workers: in one value, as in a request, or in two, as in a job's document.
+function demandsOf(start) {
+  const found = {};
+  for (const [role, one] of Object.entries(start?.roles || {})) found[role] = typeof one === "number" ? { count: one } : { ...one };
+  for (const [role, { gpus, threads }] of Object.entries(start?.resources || {})) {
+    if (gpus !== null) found[role] = { ...found[role], gpus };
+    if (threads !== null) found[role] = { ...found[role], threads };
+  }
+  return found;
+}
+
+// The fields of one role. Its number of workers is one of them if it can be chosen.
+function roleSchema({ least, most, default: usual }) {
+  const count = { type: "integer", minimum: least, maximum: most, default: usual, description: `Workers: ${least} to ${most}.` };
+  return { type: "object", properties: { ...(most > least ? { count } : {}), gpus: GPUS, threads: THREADS }, required: most > least ? ["count"] : [] };
+}
+
+// Fill the form, unless the user has meanwhile chosen something else to fill it with.
+async function load(start, turn) {
   const document_ = await fetch(`/workloads/${encodeURIComponent(workload.value)}`).then((answer) => answer.json());
+  if (turn !== newest) return;
   document.getElementById("summary").textContent = document_.summary;
-  const counts = Object.entries(document_.roles).filter(([, one]) => one.most > one.least);
+  const demands = demandsOf(start);
+  const shown = Object.entries(document_.roles).filter(([role, one]) => one.most > one.least || "gpus" in (demands[role] || {}) || "threads" in (demands[role] || {}));
   const rolesSchema = {
     type: "object",
-    properties: Object.fromEntries(counts.map(([role, one]) => [role, { type: "integer", minimum: one.least, maximum: one.most, default: one.default, description: `Workers: ${one.least} to ${one.most}.` }])),
+    properties: Object.fromEntries(shown.map(([role, one]) => [role, roleSchema(one)])),
+    required: shown.map(([role]) => role),
   };
-  const plainCounts = Object.fromEntries(Object.entries(start?.roles || {}).filter(([role]) => role in rolesSchema.properties));
   forms = [new SchemaForm.Form({}, preview), new SchemaForm.Form({}, preview), new SchemaForm.Form(document_.params, preview)];
-  request = forms[0].control(REQUEST, "", start, false);
-  rolesSchema.required = Object.keys(rolesSchema.properties);
-  roles = forms[1].field("roles", rolesSchema, "roles", plainCounts, false);
-  params = forms[2].control(document_.params, "params", start?.params, false);
+  request = forms[0].control(REQUEST, () => "", start, false);
+  roles = forms[1].field("roles", rolesSchema, () => "roles", demands, false);
+  params = forms[2].control(document_.params, () => "params", start?.params, false);
   document.getElementById("request").replaceChildren(request.element, roles.element);
   document.getElementById("params").replaceChildren(params.element);
   preview();
@@ -90,22 +113,30 @@ form.addEventListener("submit", async (event) => {
 });
 workload.addEventListener("change", () => {
   source.value = "";
-  load();
+  startFrom("");
 });
 source.addEventListener("change", () => startFrom(source.value));
 
 // What fills the form: `example:WORKLOAD`, `job:ID`, or nothing.
 async function startFrom(chosen) {
   const [kind, name] = [chosen.slice(0, chosen.indexOf(":")), chosen.slice(chosen.indexOf(":") + 1)];
-  if (!kind) return load();
+  document.getElementById("lost").textContent = "";
+  const turn = (newest += 1);
+  if (!kind) return load(undefined, turn);
   const url = kind === "example" ? `/workloads/${encodeURIComponent(name)}` : `/jobs/${encodeURIComponent(name)}`;
   const found = await fetch(url).then((answer) => (answer.ok ? answer.json() : null));
+  if (turn !== newest) return;
   const job = kind === "example" ? found?.example : found;
   if (!job) showMessage(`${name} is not available any more.`);
   else workload.value = job.workload;
-  return load(job || undefined);
+  // A job's document has only the host of its webhook: the rest of the address can be a secret.
+  const { notify } = job || {};
+  await load(kind === "job" && job ? { ...job, notify: null } : job || undefined, turn);
+  if (turn !== newest) return;
+  document.getElementById("lost").textContent = kind === "job" && notify ? `${name} sends a webhook to ${notify}. The rest of the address is hidden, so it is not cloned: enter it again under “notify”, or no webhook is sent.` : "";
 }
 
 const clone = new URLSearchParams(location.search).get("clone");
 if (clone) source.value = `job:${clone}`;
-startFrom(clone ? `job:${clone}` : "");
+// The user can choose before this script has loaded.
+startFrom(clone ? `job:${clone}` : source.value);
