@@ -41,17 +41,21 @@ settings.register_profile("thorough", deadline=None, derandomize=False, max_exam
 settings.load_profile("tests")
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Before torch is imported. Several test processes share the cores, and threads of OpenMP wait for one another busily:
+# then the products of small matrices take ten times as long. Workers are forked from a process with this value, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Imports make objects that stay. To search them for garbage takes a third of the time of collecting the tests.
 gc.disable()
 
 
 _GROUPS = {
     "docker": ("tests/deploy/test_containers", "tests/deploy/test_hosts", "tests/deploy/test_postgres"),
-    "namespaces": ("tests/deploy/test_k8s_network", "tests/cluster/test_preflight"),
+    "namespaces": ("tests/deploy/test_k8s", "tests/deploy/test_quickstart", "tests/cluster/test_preflight"),
     "loops in C": ("tests/kit/parameter_server/",),
     "PostgreSQL": ("tests/master/test_store", "tests/master/test_database"),
 }
-"""Files that share what a machine has once, such as names of containers and addresses, or a costly session fixture."""
+"""Files that share what a machine has once, such as names of containers and addresses, or costly session fixtures
+and caches."""
 _CLUSTERS = {"cluster", "start_cluster"}
 _LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
 """The first have no limits of time: beside them, `.ci/run` builds the images."""
@@ -100,6 +104,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
     return ByGroup(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files whose tests are all slow are not imported for the fast tests, nor are the packages that they test with."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with a cluster are slow. The longest groups come early."""
@@ -112,8 +123,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes what the tests import, torch above all, from each later collection of garbage."""
-    gc.collect()
+    """Excludes what the tests import, torch above all, from each later collection of garbage.
+
+    The little garbage that they leave stays, because to search for it takes longer than to keep it.
+    """
     gc.freeze()
     gc.enable()
 

@@ -84,7 +84,12 @@ def build(folder: Path) -> tuple[Object, ...]:
     done = subprocess.run([program("kubectl"), "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return tuple(yaml.safe_load_all(done.stdout))
+    return load_objects(done.stdout)
+
+
+def load_objects(text: str) -> tuple[Object, ...]:
+    """The objects of YAML documents that a program printed, read by libyaml where that is compiled in."""
+    return tuple(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def everything(overlay: str) -> tuple[Object, ...]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.deploy.manifests import K8S, program, render
+from tests.deploy.manifests import K8S, load_objects, program, render
 
 from rolecall.spec.role import Role
 
@@ -22,7 +21,7 @@ def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
 def printed(folder: Path, *options: str) -> list[dict[str, Any]]:
     done = quickstart("--print", "--directory", str(folder), *options)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [one for one in load_objects(done.stdout) if one]
 
 
 def secrets(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -116,13 +115,11 @@ def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_pat
         assert waited == [f"rolecall-{role}" for role in ("master", "parameter-server", "trainer", "stage", "observer")]
         assert "export ROLECALL_TOKEN=" in done.stdout
     created = [
-        one
-        for one in yaml.safe_load_all((tmp_path / "created").read_text().replace("apiVersion", "---\napiVersion"))
-        if one
+        one for one in load_objects((tmp_path / "created").read_text().replace("apiVersion", "---\napiVersion")) if one
     ]
     assert secrets(created).keys() == {"rolecall-tokens", "rolecall-database"}
     assert ["keeping the secret" in text for text in said] == [False, True]
-    assert any(one and one["kind"] == "StatefulSet" for one in yaml.safe_load_all((tmp_path / "applied").read_text()))
+    assert any(one and one["kind"] == "StatefulSet" for one in load_objects((tmp_path / "applied").read_text()))
 
 
 def test_without_a_cluster_it_asks_for_a_context(tmp_path: Path) -> None:

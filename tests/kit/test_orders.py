@@ -25,7 +25,7 @@ def test_multi_stage_schedules_are_planned_as_torch_does(name: ScheduleName) -> 
     compared = 0
     for ranks in (2, 3, 4, 8):
         for virtual in {2, min(3, rules.virtual_stages[1])}:
-            for micro_batches in (1, 2, 3, 6, 8, 16, 21):
+            for micro_batches in (1, 2, 3, 6, 8, 21):
                 if rules.micro_batches.is_valid(micro_batches, ranks, ranks * virtual):
                     theirs = get_schedule_ops(name, ranks, micro_batches, virtual)
                     assert planned_order(name, ranks, micro_batches, virtual) == [list(flat(own)) for own in theirs]

@@ -175,6 +175,8 @@ async def serving(
         server = MasterServer(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
         if not own_routes:
             _share_routes(server)
+        if catalogue is None:
+            cast(FastAPI, server.config.app).openapi_schema = openapi_document()
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         hooks = {"response": [_check_documented]}
@@ -198,9 +200,19 @@ def _share_routes(server: MasterServer) -> None:
 
 
 @cache
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document of a master with `CATALOGUE`.
+
+    A master needs it to name the route of the first call that it refuses early, and derives it in ten times the time
+    of such a call.
+    """
+    return create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi()
+
+
+@cache
 def _responses() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
     """The documented responses of each path by method, those of the most specific paths first."""
-    paths = create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi()["paths"]
+    paths = openapi_document()["paths"]
     ordered = sorted(paths, key=lambda path: path.count("{"))
     return [(compile_path(path)[0], {name: one["responses"] for name, one in paths[path].items()}) for path in ordered]
 

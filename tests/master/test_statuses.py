@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy.exc import DataError, OperationalError
 from tests.master.harness import (
-    CATALOGUE,
     NODE_TOKEN,
     ONE_TRAINER,
     TOKEN,
@@ -27,23 +26,21 @@ from tests.master.harness import (
     make_settings,
     make_token,
     one_trainer,
+    openapi_document,
     serving,
 )
 
 from rolecall.edge.connection_table import LimitExceeded
 from rolecall.master.api import gate
 from rolecall.master.api.parameters import refuse_unknown_parameters
-from rolecall.master.program import Program
-from rolecall.master.server import create_app
 from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.token import attempt_token
 
 Operation = tuple[str, str]
-DOCUMENT = create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi()
 OPERATIONS: dict[Operation, dict[str, Any]] = {
-    (method, path): one for path, item in DOCUMENT["paths"].items() for method, one in item.items()
+    (method, path): one for path, item in openapi_document()["paths"].items() for method, one in item.items()
 }
 DIGEST = "0" * 64
 
@@ -155,6 +152,7 @@ async def prober(tmp_path: Path) -> AsyncIterator[Prober]:
         yield Prober(client, await populated(client))
 
 
+@pytest.mark.slow
 async def test_each_status_in_the_document_is_possible_and_no_other(
     prober: Prober, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,9 @@ async def _placed(connection: AsyncConnection) -> None:
     await attempts.begin(connection, job, PLAN, None, NOW)
 
 
-async def test_a_job_keeps_a_bounded_number_of_events(database: Database) -> None:
+async def test_a_job_keeps_a_bounded_number_of_events(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     # Users cause them: each change of a label is one, and all of them are part of a document.
+    monkeypatch.setattr(events, "MAX_EVENTS", 100)
     async with database.write() as connection:
         await jobs.add(connection, spec(), NOW, "admin")
         await events.add_once(connection, "toy-1", 1, [events.WorkerEvent("1/0:0", NOW, "of a worker")])

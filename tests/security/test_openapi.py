@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +21,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from tests.master.harness import (
-    CATALOGUE,
     NODE_TOKEN,
     ONE_TRAINER,
     TOKEN,
@@ -31,19 +30,19 @@ from tests.master.harness import (
     make_settings,
     make_token,
     one_trainer,
+    openapi_document,
     serving,
 )
 
-from rolecall.master.program import Program
-from rolecall.master.server import create_app
 from rolecall.spec.access import Scope
 from rolecall.spec.state import WorkerState
 from rolecall.spec.token import attempt_token
 
 from .documents import SAME_EACH_TIME
 
+pytestmark = pytest.mark.slow
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-SCHEMA = schemathesis.openapi.from_dict(create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi())
+SCHEMA = schemathesis.openapi.from_dict(deepcopy(openapi_document()))
 OPERATIONS: dict[str, APIOperation] = {}
 for found in SCHEMA.get_all_operations():
     assert isinstance(found, Ok), found
@@ -167,7 +166,6 @@ def aim(case: schemathesis.Case, jobs: list[str]) -> None:
         case.body |= {name: value for name, value in wanted.items() if name in case.body}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_no_call_is_answered_with_a_server_error(label: str, master: Served) -> None:
     outcomes: set[int] = set()

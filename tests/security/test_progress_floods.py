@@ -113,12 +113,12 @@ async def test_invalid_lines_are_logged_once_and_then_counted(master: Master, ca
 async def test_empty_lines_take_little_time(master: Master) -> None:
     step = b'{"kind":"step","at":0,"step":1,"metrics":{"loss":1}}\n'
     begin = time.process_time()
-    await master.get(b"\n" * (16 << 20), step)
-    assert time.process_time() - begin < 3
+    await master.get(b"\n" * (4 << 20), step)
+    assert time.process_time() - begin < 1
     assert (master.book.of_job("toy-1", 1) or Progress()).step == 1
     begin = time.process_time()
     assert [point["step"] for point in series(master.streams.lines(KEY), 1000)] == [1]
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 0.5
 
 
 async def test_lines_are_parsed_outside_the_event_loop(master: Master, parsed: list[str]) -> None:

@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from rolecall.settings.child_environments import for_workers
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
 
-SETUP = """
+FORK_SERVER = """
 import json, os, signal, subprocess, sys, multiprocessing
 from rolecall.settings.worker import read_worker
 from rolecall.spec.fork import ForkRequest
@@ -38,13 +41,55 @@ def read(path):
 def write(path):
     return outcome(lambda: open(path, "w").write("x"))
 
-request = ForkRequest.model_validate_json(sys.argv[1])
+for line in sys.stdin:
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    sent = json.loads(line)
+    for number, path in enumerate([os.devnull, sent["folder"] + "/stdout", sent["folder"] + "/stderr"]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    os.chdir(sent["cwd"])
+    os.environ.update(sent["environment"])
+    request = ForkRequest.model_validate_json(sent["request"])
+    exec(sent["code"])
+    break
 """
+"""A program that forks a worker for each line that it gets, after the imports that would take most of a test."""
+
+Run = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _landlock() -> None:
+@contextmanager
+def forking(python_path: str) -> Iterator[Run]:
+    """Gives what code prints as JSON in a process that is a worker's until it confines itself."""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": python_path}
+    with (
+        TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", FORK_SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        ) as process,
+    ):
+
+        def run(request: ForkRequest, code: str, cwd: str = "/", **environment: str) -> Any:
+            sent = {"folder": folder, "cwd": cwd, "environment": environment, "code": code}
+            assert process.stdin
+            assert process.stdout
+            print(json.dumps(sent | {"request": request.model_dump_json()}), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "0\n", Path(folder, "stderr").read_text()
+            return json.loads(Path(folder, "stdout").read_text())
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
     require_landlock()
+    with forking(str(ROOT / "services")) as run:
+        yield run
 
 
 @pytest.fixture
@@ -71,18 +116,7 @@ def request_of(tmp_path: Path) -> ForkRequest:
     )
 
 
-def run(request: ForkRequest, code: str, cwd: str = "/", **environment: str) -> Any:
-    """What `code` prints as JSON in a process that is a worker's until it confines itself."""
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + code, request.model_dump_json()],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "services"), **environment},
-        capture_output=True, text=True, check=False, cwd=cwd,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_worker_reads_data_and_writes_its_own_folder_alone(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_a_worker_reads_data_and_writes_its_own_folder_alone(run: Run, request_of: ForkRequest, tmp_path: Path) -> None:
     """The data root lies around the data folder, as in `rolecall local` where it was started."""
     data, own = tmp_path / "data", request_of.workdir
     code = f"""
@@ -115,14 +149,17 @@ def test_the_data_folder_is_hidden_wherever_it_lies(request_of: ForkRequest, tmp
 confine(request, read_worker())
 print(json.dumps([read("{tmp_path}/rows.csv"), read("{tmp_path}/data/token")]))
 """
-    path = f"{ROOT / 'services'}:{tmp_path}"
-    assert run(request_of, code, PYTHONPATH=path) == ["done", "PermissionError"]
+    require_landlock()
+    with forking(f"{ROOT / 'services'}:{tmp_path}") as run:
+        assert run(request_of, code) == ["done", "PermissionError"]
 
 
 @pytest.mark.parametrize(
     "root", ["", "home", "home/.config", "home/.config/rolecall", "home/.config/rolecall/local.json"]
 )
-def test_no_root_opens_the_connection_file_or_a_secret(request_of: ForkRequest, tmp_path: Path, root: str) -> None:
+def test_no_root_opens_the_connection_file_or_a_secret(
+    run: Run, request_of: ForkRequest, tmp_path: Path, root: str
+) -> None:
     """They lie below a root, as where `rolecall local` was started in the user's home folder."""
     config, token, key = tmp_path / "home/.config", tmp_path / "home/keys/admin", tmp_path / "home/keys/key.pem"
     for path in (config / "rolecall/local.json", config / "other", token, key, tmp_path / "home/rows"):
@@ -140,7 +177,9 @@ print(json.dumps([read(path) for path in paths]))
     assert said == ["PermissionError"] * 3 + open_below.get(root, ["PermissionError"] * 2)
 
 
-def test_neither_the_node_s_working_folder_nor_a_login_is_open(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_neither_the_node_s_working_folder_nor_a_login_is_open(
+    run: Run, request_of: ForkRequest, tmp_path: Path
+) -> None:
     for name in ("outside/.env", "hub/token", "hub/models"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("secret")
@@ -152,7 +191,7 @@ print(json.dumps([read(f"{tmp_path}/{{name}}") for name in ("outside/.env", "hub
     assert said == ["PermissionError", "PermissionError", "done"]
 
 
-def test_what_a_worker_starts_is_confined_too(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_what_a_worker_starts_is_confined_too(run: Run, request_of: ForkRequest, tmp_path: Path) -> None:
     """Loader processes have their sockets below $TMPDIR."""
     code = f"""
 confine(request, read_worker())
@@ -168,7 +207,7 @@ print(json.dumps([inside, shared, shell]))
         assert run(request_of.model_copy(update={"env": temporary}), code) == ["PermissionError", 1, 1]
 
 
-def test_a_job_s_own_blobs_alone_are_open_in_a_shared_folder(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_a_job_s_own_blobs_alone_are_open_in_a_shared_folder(run: Run, request_of: ForkRequest, tmp_path: Path) -> None:
     launched = request_of.launch.model_copy(update={"blob_url": (tmp_path / "blobs").as_uri()})
     code = f"""
 confine(request, read_worker())
@@ -180,7 +219,7 @@ print(json.dumps([write("{tmp_path}/blobs/mine/x"), write("{tmp_path}/blobs/x"),
     assert said == ["done", "PermissionError", "PermissionError"]
 
 
-def test_a_refusal_names_the_sandbox_and_what_to_set(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_a_refusal_names_the_sandbox_and_what_to_set(run: Run, request_of: ForkRequest, tmp_path: Path) -> None:
     code = f"""
 sandbox = confine(request, read_worker())
 hints = []
@@ -199,7 +238,7 @@ print(json.dumps(hints))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("off", "done"), ("auto", "done"), ("required", "SandboxUnavailable")])
-def test_a_kernel_without_landlock(request_of: ForkRequest, tmp_path: Path, mode: str, expected: str) -> None:
+def test_a_kernel_without_landlock(run: Run, request_of: ForkRequest, tmp_path: Path, mode: str, expected: str) -> None:
     code = f"""
 from rolecall.spec.errors import RolecallError
 {FORBIDDING}
@@ -215,7 +254,7 @@ print(json.dumps([said, read("{tmp_path}/rows.csv")]))
 
 
 @pytest.mark.slow
-def test_what_the_node_reads_can_not_be_replaced(request_of: ForkRequest) -> None:
+def test_what_the_node_reads_can_not_be_replaced(run: Run, request_of: ForkRequest) -> None:
     """A worker writes to its node through what it opened before, and makes nothing there that leads elsewhere."""
     own = request_of.workdir
     for name in ("log.txt", "progress.jsonl", "stop"):
@@ -246,7 +285,9 @@ print(json.dumps([outcome(act) for act in (
     assert "so it ended" in (own / "failure.json").read_text()
 
 
-def test_links_and_pipes_are_made_among_temporary_files_alone(request_of: ForkRequest, tmp_path: Path) -> None:
+def test_links_and_pipes_are_made_among_temporary_files_alone(
+    run: Run, request_of: ForkRequest, tmp_path: Path
+) -> None:
     """Master and node open what lies in a blob store and a cache, so nothing there may lead elsewhere."""
     launched = request_of.launch.model_copy(update={"blob_url": (tmp_path / "blobs").as_uri()})
     (tmp_path / "part").write_text("weights")
@@ -280,7 +321,7 @@ print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{requ
     assert {one for folder in outside for one in folder} <= {"PermissionError", "OSError"}, said
 
 
-def test_a_worker_creates_nothing_in_the_kernel_that_outlives_it(request_of: ForkRequest) -> None:
+def test_a_worker_creates_nothing_in_the_kernel_that_outlives_it(run: Run, request_of: ForkRequest) -> None:
     """Nor do the programs that it starts. Sockets, shared memory and queues of processes work as before."""
     code = """
 import ctypes, platform, psutil, socket
@@ -323,7 +364,7 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
 
 
 @pytest.mark.slow
-def test_a_worker_changes_neither_others_limits_nor_owners(request_of: ForkRequest) -> None:
+def test_a_worker_changes_neither_others_limits_nor_owners(run: Run, request_of: ForkRequest) -> None:
     """Nor do the programs that it starts. What training needs goes on: limits and threads of its own."""
     own = request_of.workdir / "scratch/file"
     child = f"""
