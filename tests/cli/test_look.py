@@ -209,6 +209,17 @@ async def test_without_a_terminal_watch_prints_lines_and_has_the_exit_code_of_th
     assert "\nline [7]\nline 8\n" in (await run_at(master, "show", job)).out
 
 
+async def test_a_failure_without_a_traceback_leads_to_the_log(master: Client) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+    watching = asyncio.ensure_future(run_at(master, "watch", job))
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.FAILED, exit_code=1, failure=failure("NonFiniteLoss: at step 3", traceback=""))
+    done = await watching
+    assert "traceback" not in done.err
+    assert f"for the output of its workers: rolecall logs {job}" in done.err
+
+
 async def test_a_shell_completes_jobs_and_workloads(master: Client) -> None:
     job = (await master.submit(name="first"))["id"]
     found = await complete(master, "rolecall show to")

@@ -36,10 +36,11 @@ def test_numbers_and_times_are_short() -> None:
     ]  # fmt: skip
     assert texts.ago(NOW - timedelta(seconds=5), NOW) == "5 s ago"
     assert [texts.percent(one) for one in (0.0, 0.874, 1.0)] == ["0 %", "87 %", "100 %"]
-    assert [texts.number(one) for one in (12345, 0.000012345, 1234.5, True, "x")] == [
+    assert [texts.number(one) for one in (12345, 0.000012345, 1234.5, 3.2456e24, True, "x")] == [
         "12,345",
         "1.234e-05",
         "1,234",
+        "3.246e+24",
         "True",
         "x",
     ]

@@ -18,7 +18,7 @@ from rolecall.cli.output import err, out, outcome, print_json, progress
 from rolecall.client import Client, Unreachable
 from rolecall.client.patience import Patience
 from rolecall.spec.api import RETENTION
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import AttemptDocument, JobDocument
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
 
@@ -46,11 +46,20 @@ def follow(client: Client, job: str, *, as_json: bool, quiet: bool = False) -> E
 
 
 def print_outcome(document: JobDocument) -> None:
-    """The outcome of an ended job as one line on stdout, and on stderr the command that shows a traceback."""
+    """The outcome of an ended job as one line on stdout, and on stderr the command that shows more of a failure."""
     out.print(escape(outcome(document)))
-    last = document.attempts[-1].workers if document.attempts else []
-    if document.state is JobState.FAILED and any(one.failure and one.failure.traceback for one in last):
-        err.print(f"for the traceback: rolecall show {document.id}")
+    if document.state is JobState.FAILED and document.attempts:
+        if traceback_of(document.attempts[-1]):
+            err.print(f"for the traceback: rolecall show {document.id}")
+        else:
+            err.print(f"for the output of its workers: rolecall logs {document.id}")
+
+
+def traceback_of(attempt: AttemptDocument) -> str:
+    """The traceback of the worker that caused the end of an attempt; empty without one."""
+    found = (w for w in attempt.workers if (attempt.cause or "").startswith(f"{w.role}-{w.role_rank} on "))
+    failure = next((w.failure for w in found if w.failure), None)
+    return failure.traceback if failure else ""
 
 
 def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
@@ -68,15 +77,17 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
     declarations = Declarations(client)
     with view() as show:
-        seen, shown_event, shown_reason = 0, None, None
+        seen, shown_event, shown_reason, shown = 0, None, None, set[tuple[int | None, str]]()
         while True:
             # Get the document before the events: when it says that the job has ended, no events can follow.
             document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
             for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
-                # An attempt and its job often end for the same reason.
-                if event.kind != RETENTION and event.message != shown_event:
+                # An attempt and its job often end for the same reason. Workers' events can come in between.
+                said = event.kind == JobState.FAILED and (event.attempt, event.message) in shown
+                if event.kind != RETENTION and event.message != shown_event and not said:
                     err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                     shown_event = event.message
+                    shown.add((event.attempt, event.message))
                 seen = event.id
             if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))

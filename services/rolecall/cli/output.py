@@ -64,12 +64,14 @@ def state(document: JobOverview) -> str:
 
 
 def number(value: Any) -> str:
-    """A formatted metric: whole numbers unchanged, four decimals for ratios, one for large numbers."""
+    """A formatted metric: whole numbers unchanged, four decimals for ratios, one or an exponent for large numbers."""
     if not isinstance(value, float):
         return str(value)
     if value.is_integer() and abs(value) < 2**53:
         return str(int(value))
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
+    if abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 
 def size(count: int) -> str:

@@ -9,12 +9,12 @@ from rich.markup import escape
 from rolecall.cli.checkpoints import print_checkpoints
 from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.events import print_event
-from rolecall.cli.follow import follow
+from rolecall.cli.follow import follow, traceback_of
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state, step_times
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
-from rolecall.spec.job import AttemptDocument, JobDocument
+from rolecall.spec.job import JobDocument
 
 _EVENTS, _CHECKPOINTS = 10, 3
 Follow = Annotated[
@@ -110,12 +110,5 @@ def _print_attempts(job: JobDocument) -> None:
             for w in attempt.workers
         ]
         print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
-        if blamed := _blamed(attempt):
-            out.print(f"\n{escape(blamed)}")
-
-
-def _blamed(attempt: AttemptDocument) -> str:
-    """The traceback of the worker that caused the end of an attempt; empty without one."""
-    found = (w for w in attempt.workers if (attempt.cause or "").startswith(f"{w.role}-{w.role_rank} on "))
-    failure = next((w.failure for w in found if w.failure), None)
-    return failure.traceback if failure else ""
+        if traceback := traceback_of(attempt):
+            out.print(f"\n{escape(traceback)}")

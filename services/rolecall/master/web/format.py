@@ -26,10 +26,10 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 def number(value: object) -> str:
     """An integer, or a number from 1000 on, without decimals, such as `12,345`; a smaller number with four significant
-    digits, such as `0.0001234`; other values as they are."""
+    digits, such as `0.0001234`, and one from 10^9 on too, such as `3.246e+15`; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or abs(value) >= 1000:
+    if isinstance(value, int) or 1000 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 

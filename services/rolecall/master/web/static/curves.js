@@ -206,7 +206,7 @@ function startCurves(box) {
     const text = getComputedStyle(document.body).color;
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
     const axis = { stroke: text, grid, ticks: grid };
-    const values = (_, ticks) => ticks.map((value) => (value === null ? "" : Number(value.toPrecision(6)).toString()));
+    const values = (_, ticks) => ticks.map((value) => (value === null ? "" : (Math.abs(value) < 1e7 ? Number(value.toPrecision(6)).toString() : Number(value.toPrecision(3)).toExponential())));
     const [min, max] = zoom || whole;
     frame.setAttribute("aria-label", `${name} by step, from step ${Math.ceil(min)} to step ${Math.floor(max)}`);
     chart.plot?.destroy();

@@ -109,13 +109,14 @@ function startLog(box) {
   setInterval(flush, 200);
   offerAttempts();
   document.body.addEventListener("htmx:afterSwap", offerAttempts);
-  text.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(connect, TYPING_MS);
-  });
+  for (const field of [text, rank]) {
+    field.addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(connect, TYPING_MS);
+    });
+  }
   role.addEventListener("change", connect);
   attempt.addEventListener("change", connect);
-  rank.addEventListener("change", connect);
   connect();
 }
 
