@@ -77,8 +77,9 @@ async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: 
     assert followed.out.splitlines() == [f"[trainer-0] {text}" for text in LOG.decode().splitlines()[1:]]
     await _top(master, second)
     await _watch(master, second)
-    deleted = await run_at(master, "delete", first, second, "--force", "--json")
-    assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": [first, second]})
+    deleted = await run_at(master, "delete", first, "toy-none", second, "--force", "--json")
+    assert (deleted.code, json.loads(deleted.out)) == (4, {"deleted": [first, second]})
+    assert "job toy-none is not deleted" in deleted.err
     assert (await run_at(master, "events", first)).code == 4
 
 

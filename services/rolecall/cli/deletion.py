@@ -8,9 +8,10 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
-from rolecall.cli.exits import Exit
+from rolecall.cli.exits import Exit, exit_code
 from rolecall.cli.options import Json, Token, Url, connect, parse_age
 from rolecall.cli.output import age, err, out, print_json, print_table, size
+from rolecall.client import Refused, UnknownName
 from rolecall.spec.api import PruneSummary
 from rolecall.spec.state import JobState
 
@@ -38,14 +39,26 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmati
 
 
 def delete(jobs: JobIds, force: Force = False, json: DeletedJson = False, url: Url = None, token: Token = None) -> None:
-    """Delete jobs with their logs, checkpoints and artifacts."""
+    """Delete jobs with their logs, checkpoints and artifacts.
+
+    If a job can't be deleted, the others are deleted all the same.
+    """
+    deleted, errors = list[str](), list[UnknownName | Refused]()
     with connect(url, token) as client:
         for job in jobs:
-            client.delete(job, force=force)
+            try:
+                client.delete(job, force=force)
+            except (UnknownName, Refused) as error:
+                errors.append(error)
+                err.print(f"[red]rolecall:[/] job {escape(job)} is not deleted: {escape(str(error))}")
+                continue
+            deleted.append(job)
             if not json:
                 out.print(f"job {escape(job)} is deleted")
     if json:
-        print_json({"deleted": jobs})
+        print_json({"deleted": deleted})
+    if errors:
+        raise typer.Exit(exit_code(errors[0]))
 
 
 def prune(  # noqa: PLR0917 - the command line is the signature

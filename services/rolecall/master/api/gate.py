@@ -163,7 +163,7 @@ async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found
 async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     """Send a browser to the page where it logs in, and back to this one afterwards."""
     request = Request(scope)
-    here = _path_of(request.headers.get("hx-current-url", "")) or request.url.path
+    here = _place_of(request.headers.get("hx-current-url", "")) or _place_of(str(request.url))
     url = f"{LOGIN}?next={quote(here)}"
     # A part of a page, which htmx loads, must not show the log-in.
     is_part = "hx-request" in request.headers
@@ -171,10 +171,10 @@ async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admis
     await response(scope, receive, send)
 
 
-def _path_of(url: str) -> str:
-    """The path of a URL; empty if it is none."""
+def _place_of(url: str) -> str:
+    """The path and the query of a URL; empty if it is none."""
     try:
-        return urlsplit(url).path
+        return urlsplit(url)._replace(scheme="", netloc="", fragment="").geturl()
     except ValueError:
         return ""
 

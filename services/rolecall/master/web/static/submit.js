@@ -99,7 +99,7 @@ async function send(path) {
 function planText(plan) {
   if (plan.waiting_for) return `The job is valid. It would wait: ${plan.waiting_for}.`;
   const seats = plan.workers.map((worker) => `${worker.role}-${worker.role_rank} on ${worker.node}`);
-  return `The job is valid and would start now: ${seats.join(", ")}.`;
+  return `The job is valid and would start now: ${seats.join(", ")}. Its nodes check its files when it starts.`;
 }
 
 document.getElementById("check").addEventListener("click", async () => {
