@@ -113,6 +113,7 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
 def test_tasks_are_solved_in_time(watched: Cluster, params: dict[str, Any], bound_s: float) -> None:
     document = watched.wait_for(watched.submit(job(**params)), "succeeded", bound_s)
     assert document["result"]["evaluation_return"] >= document["params"]["target_return"]
+    assert f"reached target_return {document['params']['target_return']:g}" in events(watched, document["id"])
 
 
 def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:

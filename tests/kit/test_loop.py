@@ -171,11 +171,13 @@ def test_a_pause_leaves_after_a_step_with_a_checkpoint(adder: Make) -> None:
     assert loop.trained.saved == [loop.position.step]
 
 
-def test_early_stopping_keeps_the_best_epoch(adder: Make) -> None:
+def test_early_stopping_keeps_the_best_epoch(adder: Make, tmp_path: Path) -> None:
     loop = adder(epochs=9, losses=[3.0, 1.0, 2.0, 2.0, 0.5], early_stopping=EarlyStopping(patience=2))
     loop.run()
     assert loop.position.epoch == 4
     assert loop.trained.exported == 8
+    progress = Workdir.of(tmp_path, "job", 1, 0).progress.read_text()
+    assert "early stopping after epoch 4: 2 epochs without a better score" in progress
 
 
 def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,11 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
 
 @pytest.mark.parametrize(
     ("path", "status", "said"),
-    [("/?state=lost", 422, "&#39;lost&#39; is not a valid value"), ("/ui/jobs/toy-none", 404, "toy-none")],
+    [
+        ("/?state=lost", 422, "&#39;lost&#39; is not a valid value"),
+        ("/ui/jobs/toy-none", 404, "toy-none"),
+        ("/ui/nope", 404, "/ui/nope"),
+    ],
 )
 async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str, status: int, said: str) -> None:
     answer = await client.http.get(path, headers=await session_of(client))

@@ -240,6 +240,9 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             if not self._train_epoch():
                 return None
             self._finish_epoch()
+        if self._is_stale() and self.context.role_rank == 0:
+            epoch, stale = self.position.epoch, self.position.stale_epochs
+            self.context.report.event(f"early stopping after epoch {epoch}: {stale} epochs without a better score")
         rate = (self.position.samples - first_sample) / (self._clock() - began)
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
@@ -251,10 +254,12 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         self.export()
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 
+    def _is_stale(self) -> bool:
+        early_stopping = self.params.early_stopping
+        return early_stopping is not None and self.position.stale_epochs >= early_stopping.patience
+
     def _finished(self) -> bool:
-        patience = self.params.early_stopping.patience if self.params.early_stopping else None
-        stale = patience is not None and self.position.stale_epochs >= patience
-        return stale or self.position.epoch >= self.params.epochs or self._out_of_steps()
+        return self._is_stale() or self.position.epoch >= self.params.epochs or self._out_of_steps()
 
     def _out_of_steps(self) -> bool:
         return self.params.max_steps is not None and self.position.step >= self.params.max_steps

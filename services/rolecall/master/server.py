@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import ArgumentError, OperationalError
+from starlette.exceptions import HTTPException
 
 from rolecall import __version__
 from rolecall.edge import listener
@@ -45,7 +46,12 @@ from rolecall.master.api import (
     tokens,
     webhooks,
 )
-from rolecall.master.api.error_handlers import RESPONSES, add_problem_handlers
+from rolecall.master.api.error_handlers import (
+    RESPONSES,
+    add_problem_handlers,
+    on_http_exception,
+    on_validation_error,
+)
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.parameters import refuse_unknown_parameters
@@ -152,7 +158,8 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(Timed)
     add_problem_handlers(app)
     app.add_exception_handler(ApiError, pages.show_api_error)
-    app.add_exception_handler(RequestValidationError, pages.show_validation_error)
+    app.add_exception_handler(RequestValidationError, pages.as_page(on_validation_error))
+    app.add_exception_handler(HTTPException, pages.as_page(on_http_exception))
     return app
 
 

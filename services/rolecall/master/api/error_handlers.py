@@ -123,7 +123,7 @@ _RETRY_WHEN_FULL = {"Retry-After": "60"}
 def add_problem_handlers(app: FastAPI) -> None:
     """Make `app` answer every error with a problem document."""
     app.add_exception_handler(RolecallError, _on_rolecall_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
         app.add_exception_handler(kind, _on_storage_error)
@@ -161,7 +161,8 @@ async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     return problem_response(status, str(error), request, errors, _retry_after(status), kind=cause)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The problem document of an error of the framework or a route, such as an unknown path."""
     assert isinstance(error, HTTPException)
     detail = _sentence(request, error)
     return problem_response(error.status_code, detail, request, headers=error.headers)

@@ -2,6 +2,7 @@
 
 import json
 import mimetypes
+from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Annotated
 
@@ -9,8 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from rolecall.master.api.auth import USERS, Caller, needs
-from rolecall.master.api.error_handlers import on_validation_error
-from rolecall.master.api.gate import is_of_page
+from rolecall.master.api.gate import admission_of, is_of_page
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
 from rolecall.master.web.view import by_node, cluster_view, declared_metrics, folded, readable
@@ -28,6 +28,7 @@ from rolecall.spec.comparison import differences
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
+ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
 router = APIRouter(include_in_schema=False, dependencies=[Depends(needs(*USERS))])
 static_router = APIRouter(include_in_schema=False)
 _JOBS = 50
@@ -122,16 +123,21 @@ async def show_api_error(request: Request, error: Exception) -> Response:
     return _error_page(request, error.status, str(error))
 
 
-async def show_validation_error(request: Request, error: Exception) -> Response:
-    """The answer to invalid parameters: a page if a page was requested, otherwise the problem document."""
-    problem = await on_validation_error(request, error)
-    if not is_of_page(request.url.path):
-        return problem
-    return _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+def as_page(on_error: ErrorHandler) -> ErrorHandler:
+    """A handler that answers with a page if a page was requested, otherwise with the problem document."""
+
+    async def show(request: Request, error: Exception) -> Response:
+        problem = await on_error(request, error)
+        if not is_of_page(request.url.path):
+            return problem
+        return _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+
+    return show
 
 
 def _error_page(request: Request, status: int, detail: str) -> Response:
-    return render(request, "error.html", status=status, caller=getattr(request.state, "principal", None), detail=detail)
+    caller = admission_of(request.scope).caller
+    return render(request, "error.html", status=status, caller=caller, detail=detail)
 
 
 async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:

@@ -130,6 +130,9 @@ class Training(JobLoop[UpdatePosition, Params]):
             if self._evaluation_due():
                 self._evaluate()
             if self._finished():
+                if self._target_reached():
+                    text = f"reached target_return {self._target:g} at update {self.position.update}"
+                    self.context.report.event(text)
                 return
             with self.context.timeline.step(self.position.update + 1):
                 self._train_update(self.position.update + 1)
