@@ -49,3 +49,13 @@ async def test_a_declined_deletion_says_that_nothing_is_deleted(master: Client) 
 
 def test_what_is_no_job_gets_the_command_that_prints_one() -> None:
     assert "`rolecall workloads NAME --example` prints one" in run("submit", "-", given="[]").err
+
+
+async def test_a_wrong_value_is_shown_with_the_legal_ones(master: Client) -> None:
+    job = (await master.submit())["id"]
+    said = (await run_at(master, "update", job, "--priority", "101")).err
+    assert "priority: " in said
+    assert "(given: 101; legal: " in said
+    said = (await run_at(master, "submit", "-", given='{"workload": "toi"}')).err
+    assert "there is no workload 'toi'" in said
+    assert "given:" not in said, "the message has it"

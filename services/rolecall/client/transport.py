@@ -1,6 +1,6 @@
 """Calls to a master's HTTP API. Every failure is a `ClientError` that says what to do."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -131,13 +131,18 @@ def _check(answer: httpx.Response, url: str) -> None:
 def _explain(answer: httpx.Response) -> str:
     try:
         problem = answer.json()
-        findings = [
-            f"  {one['field']}: {one['message']}" + (f" (legal: {one['legal']})" if one.get("legal") else "")
-            for one in problem.get("errors", [])
-        ]
+        findings = [f"  {one['field']}: {one['message']}{_facts(one)}" for one in problem.get("errors", [])]
         return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
     except (ValueError, KeyError, AttributeError):
         return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
+
+
+def _facts(problem: Mapping[str, Any]) -> str:
+    """The given and the legal values in parentheses; without the given one if there is none or the message has it."""
+    given = problem.get("given") or "null"
+    facts = [f"given: {given}"] if given != "null" and given.strip('"') not in problem["message"] else []
+    facts += [f"legal: {problem['legal']}"] if problem.get("legal") else []
+    return f" ({'; '.join(facts)})" if facts else ""
 
 
 def segment(name: str) -> str:
