@@ -22,6 +22,7 @@ document.body.addEventListener("htmx:responseError", (event) => {
   }
 });
 document.body.addEventListener("htmx:sendError", () => showMessage("The master does not answer; trying again."));
+let hasActed = false;
 document.body.addEventListener("htmx:afterRequest", (event) => {
   const { successful, requestConfig, elt } = event.detail;
   if (!successful) return;
@@ -30,6 +31,7 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
     return;
   }
   showMessage("");
+  hasActed = true;
   if (elt.dataset.then) location.assign(elt.dataset.then);
   else htmx.trigger(document.body, "changed");
 });
@@ -43,11 +45,15 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
 document.body.addEventListener("htmx:afterSwap", (event) => {
   for (const [name, list] of listsIn(event.detail.target)) if (scrolled.has(name)) list.scrollTo(...scrolled.get(name));
 });
-// A part that is replaced must not take the focus away from a button in it.
+// A part that is replaced must not take the focus away from a button in it, unless the user has just pressed one.
 document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const { requestConfig, target } = event.detail;
+  if (requestConfig.verb !== "get") return;
   const active = document.activeElement;
-  if (event.detail.requestConfig.verb === "get" && event.detail.target.contains(active) && active.matches("button, a, summary")) {
-    event.detail.shouldSwap = event.detail.target.dataset.skipped === "2";
-    event.detail.target.dataset.skipped = event.detail.shouldSwap ? "0" : String(Number(event.detail.target.dataset.skipped || 0) + 1);
+  if (target.contains(active) && active.matches("button, a, summary")) {
+    event.detail.shouldSwap = hasActed || target.dataset.skipped === "2";
+    target.dataset.skipped = event.detail.shouldSwap ? "0" : String(Number(target.dataset.skipped || 0) + 1);
+    if (hasActed) document.getElementById("main").focus();
   }
+  hasActed = false;
 });
