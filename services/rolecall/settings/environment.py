@@ -1,4 +1,4 @@
-"""What all settings share: the base class, the parsing of lists, and errors that name the variable."""
+"""The parts that all settings share: the base class, the parsing of lists, and errors that name the variable."""
 
 import os
 from pathlib import Path

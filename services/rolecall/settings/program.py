@@ -1,4 +1,4 @@
-"""What the settings of the control program and of a node share."""
+"""The settings that the control program and a node share."""
 
 import hmac
 from itertools import combinations

@@ -30,7 +30,7 @@ const SchemaForm = (() => {
     }
 
     // Name an input after its path, now and whenever items of a list change their numbers.
-    labelled(input, text) {
+    labeled(input, text) {
       this.labels.set(input, text);
       input.setAttribute("aria-label", text());
     }
@@ -148,8 +148,8 @@ const SchemaForm = (() => {
         const box = element("div", { class: "item field" }, item.element, remove);
         items.push(entry);
         const input = box.querySelector("input, select, textarea");
-        if (input && !item.isGroup) this.labelled(input, () => `${path()} ${items.indexOf(entry) + 1}`);
-        this.labelled(remove, () => `Remove ${path()} ${items.indexOf(entry) + 1}`);
+        if (input && !item.isGroup) this.labeled(input, () => `${path()} ${items.indexOf(entry) + 1}`);
+        this.labeled(remove, () => `Remove ${path()} ${items.indexOf(entry) + 1}`);
         this.places.set(box, own);
         remove.addEventListener("click", () => {
           items.splice(items.indexOf(entry), 1);
@@ -227,7 +227,7 @@ const SchemaForm = (() => {
       const choose = (start) => {
         chosen = input.value === "" ? null : this.control(variants[Number(input.value)], path, start, true);
         inner.replaceChildren(...(chosen ? [chosen.element] : []));
-        if (chosen && !chosen.isGroup) this.labelled(chosen.element, path);
+        if (chosen && !chosen.isGroup) this.labeled(chosen.element, path);
       };
       const found = value === undefined || value === null ? -1 : variants.findIndex(fits);
       if (found >= 0) input.value = String(found);
