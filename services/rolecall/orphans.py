@@ -73,7 +73,7 @@ def _kill_child(parent: int, pid: int) -> bool:
     """Kill a child of a killed process, unless the child is gone. Its id may be another process's by now."""
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:  # It is gone, or the kernel or the container has no pidfd: its parent's end hands it over.
         return False
     try:
         if pid not in _children_of(parent):

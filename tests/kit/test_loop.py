@@ -176,8 +176,10 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make, tmp_path: Path) -> Non
     loop.run()
     assert loop.position.epoch == 4
     assert loop.trained.exported == 8
-    progress = Workdir.of(tmp_path, "job", 1, 0).progress.read_text()
-    assert "early stopping after epoch 4: 2 epochs without a better score" in progress
+    progress = Workdir.of(tmp_path, "job", 1, 0).progress
+    assert "early stopping after epoch 4: 2 epochs without a better score" in progress.read_text()
+    adder(epochs=4, losses=[3.0, 1.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2)).run()
+    assert progress.read_text().count("early stopping") == 1, "all its epochs were run"
 
 
 def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: pytest.MonkeyPatch) -> None:

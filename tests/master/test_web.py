@@ -48,6 +48,9 @@ async def test_browsers_without_a_session_are_sent_to_the_log_in_and_back(client
     assert part.headers["hx-redirect"] == "/ui/login?next=/%3Fstate%3Dqueued"
     linked = await client.http.get("/ui/compare?job=a&job=b")
     assert linked.headers["location"] == "/ui/login?next=/ui/compare%3Fjob%3Da%26job%3Db"
+    long = await client.http.get(f"/ui/compare?job={'a' * 3000}")
+    assert long.headers["location"] == "/ui/login?next=/ui/compare"
+    assert (await client.user("GET", "/ui/nope")).headers["content-type"] == "application/problem+json"
     form = (await client.http.get("/ui/login?next=/ui/compare")).text
     assert 'name="next" value="/ui/compare"' in form
     for hostile in ("//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"):

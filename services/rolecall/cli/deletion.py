@@ -44,19 +44,21 @@ def delete(jobs: JobIds, force: Force = False, json: DeletedJson = False, url: U
     If a job can't be deleted, the others are deleted all the same.
     """
     deleted, errors = list[str](), list[UnknownName | Refused]()
-    with connect(url, token) as client:
-        for job in jobs:
-            try:
-                client.delete(job, force=force)
-            except (UnknownName, Refused) as error:
-                errors.append(error)
-                err.print(f"[red]rolecall:[/] job {escape(job)} is not deleted: {escape(str(error))}")
-                continue
-            deleted.append(job)
-            if not json:
-                out.print(f"job {escape(job)} is deleted")
-    if json:
-        print_json({"deleted": deleted})
+    try:
+        with connect(url, token) as client:
+            for job in jobs:
+                try:
+                    client.delete(job, force=force)
+                except (UnknownName, Refused) as error:
+                    errors.append(error)
+                    err.print(f"[red]rolecall:[/] job {escape(job)} is not deleted: {escape(str(error))}")
+                    continue
+                deleted.append(job)
+                if not json:
+                    out.print(f"job {escape(job)} is deleted")
+    finally:
+        if json and (deleted or errors):
+            print_json({"deleted": deleted})
     if errors:
         raise typer.Exit(exit_code(errors[0]))
 

@@ -1,5 +1,6 @@
 """Calls to a master's HTTP API. Every failure is a `ClientError` that says what to do."""
 
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -140,7 +141,9 @@ def _explain(answer: httpx.Response) -> str:
 def _facts(problem: Mapping[str, Any]) -> str:
     """The given and the legal values in parentheses; without the given one if there is none or the message has it."""
     given = problem.get("given") or "null"
-    facts = [f"given: {given}"] if given != "null" and given.strip('"') not in problem["message"] else []
+    named = re.escape(given.strip('"'))
+    is_named = re.search(rf"(?<!\w){named}(?!\w)", problem["message"])
+    facts = [f"given: {given}"] if given != "null" and not is_named else []
     facts += [f"legal: {problem['legal']}"] if problem.get("legal") else []
     return f" ({'; '.join(facts)})" if facts else ""
 

@@ -240,9 +240,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             if not self._train_epoch():
                 return None
             self._finish_epoch()
-        if self._is_stale() and self.context.role_rank == 0:
             epoch, stale = self.position.epoch, self.position.stale_epochs
-            self.context.report.event(f"early stopping after epoch {epoch}: {stale} epochs without a better score")
+            is_early = epoch < self.params.epochs and not self._out_of_steps()
+            if self._is_stale() and is_early and self.context.role_rank == 0:
+                self.context.report.event(f"early stopping after epoch {epoch}: {stale} epochs without a better score")
         rate = (self.position.samples - first_sample) / (self._clock() - began)
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))

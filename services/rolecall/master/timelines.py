@@ -72,8 +72,11 @@ def without_schedule(members: Sequence[WorkerRecord], *, live: bool) -> str:
     if not any(member.role is Role.STAGE for member in members):
         return "has no pipeline; the format svg shows every workload"
     if live:
-        return "has not completed a step of its pipeline yet; try again when its progress shows a step"
-    return "has left no complete step of a pipeline; the format svg shows what its workers have left"
+        return (
+            "shows no complete step of a schedule; try again after its next step, or use the format svg, which shows "
+            "every workload (with protocol tutorial, torch runs the backward passes, so there is no schedule)"
+        )
+    return "has left no complete step of a schedule; the format svg shows what its workers have left"
 
 
 def trace(document: TimelineDocument) -> dict[str, Any]:

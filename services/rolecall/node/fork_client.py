@@ -28,6 +28,7 @@ _FORK_TIMEOUT_S = 60.0
 _EXIT_GRACE_S = 1.0
 """More than the time in which the fork server ends what its workers leave."""
 _LEFTOVERS_S = 0.5
+"""Less than in the fork server, because the node's event loop waits for it."""
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.

@@ -25,6 +25,8 @@ LOGIN = "/ui/login"
 FOLLOWERS = 256
 """The maximum number of logs and event streams that a token follows at a time. Each occupies a connection."""
 _RETRY_S = 10
+_MAX_NEXT = 2000
+"""The length of the address to which the log-in leads back."""
 _HEALTH = "/healthz"
 _OPEN = {_HEALTH, LOGIN}
 _OPEN_FOLDER = "/ui/static/"
@@ -164,7 +166,8 @@ async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admis
     """Send a browser to the page where it logs in, and back to this one afterwards."""
     request = Request(scope)
     here = _place_of(request.headers.get("hx-current-url", "")) or _place_of(str(request.url))
-    url = f"{LOGIN}?next={quote(here)}"
+    # The form that returns it is limited.
+    url = f"{LOGIN}?next={quote(here if len(quote(here)) <= _MAX_NEXT else request.url.path)}"
     # A part of a page, which htmx loads, must not show the log-in.
     is_part = "hx-request" in request.headers
     response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)

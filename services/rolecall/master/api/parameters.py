@@ -24,7 +24,7 @@ def _check_cursor(given: object) -> object:
     return given
 
 
-Cursor = Annotated[str, BeforeValidator(_check_cursor), Field(pattern=_CURSOR)]
+Cursor = Annotated[str, Field(pattern=_CURSOR), BeforeValidator(_check_cursor)]
 """A position in a list, from the previous page. Users treat it as opaque."""
 LabelFilter = Annotated[str, Field(min_length=1, max_length=381, pattern="^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$")]
 """A label with its value, or only its name."""

@@ -124,13 +124,16 @@ async def show_api_error(request: Request, error: Exception) -> Response:
 
 
 def as_page(on_error: ErrorHandler) -> ErrorHandler:
-    """A handler that answers with a page if a page was requested, otherwise with the problem document."""
+    """A handler that answers with a page if a browser requests one, otherwise with the problem document."""
 
     async def show(request: Request, error: Exception) -> Response:
         problem = await on_error(request, error)
-        if not is_of_page(request.url.path):
+        if not is_of_page(request.url.path) or "authorization" in request.headers:
             return problem
-        return _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+        page = _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+        for name, value in problem.headers.items():
+            page.headers.setdefault(name, value)
+        return page
 
     return show
 

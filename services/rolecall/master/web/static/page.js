@@ -53,7 +53,7 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
   if (target.contains(active) && active.matches("button, a, summary")) {
     event.detail.shouldSwap = hasActed || target.dataset.skipped === "2";
     target.dataset.skipped = event.detail.shouldSwap ? "0" : String(Number(target.dataset.skipped || 0) + 1);
-    if (hasActed) document.getElementById("main").focus();
+    if (hasActed) document.getElementById("main").focus({ preventScroll: true });
   }
   hasActed = false;
 });
