@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -57,15 +57,23 @@ def logs(data: Path) -> str:
     return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted((data / "logs").glob("*")))
 
 
-def await_end(client: httpx.Client, job: str) -> dict[str, Any]:
-    """The job's document when it has ended."""
+def await_end(client: httpx.Client, job: str, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The job's document when it has ended. Calls `meanwhile` until then."""
     deadline = time.monotonic() + _JOB_S
     while True:
         document = client.get(f"/jobs/{job}").raise_for_status().json()
         if document["state"] in ("succeeded", "failed", "cancelled"):
             return document
+        meanwhile()
         assert time.monotonic() < deadline, f"the job has not ended after {_JOB_S} s: {document}"
         time.sleep(0.2)
+
+
+def series_of_gpus(node: str, metrics_token: str) -> set[str]:
+    """The names of the series about GPUs that a node exports."""
+    found = httpx.get(f"{node}/metrics", headers={"Authorization": f"Bearer {metrics_token}"})
+    lines = found.raise_for_status().text.splitlines()
+    return {line.partition("{")[0] for line in lines if "gpu=" in line}
 
 
 def require_service() -> None:
@@ -79,15 +87,21 @@ def test_a_job_computes_on_the_gpu_of_its_node(tmp_path: Path, figures: dict[str
     require_service()
     write_text(tmp_path / "text.txt")
     params = params_of(JOBS["rnn-lm, trainer"], "float32", tmp_path)
-    with cluster(tmp_path / "data", tmp_path) as client:
+    metrics_token = secrets.token_urlsafe(32)
+    with cluster(tmp_path / "data", tmp_path, ROLECALL_METRICS_TOKEN=metrics_token) as client:
         nodes = client.get("/nodes").raise_for_status().json()["nodes"]
         (trainer,) = (node["spec"] for node in nodes if node["spec"]["role"] == "trainer")
         assert [gpu["uuid"] for gpu in trainer["machine"]["gpus"]] == list(gpu_uuids())
         accepted = client.post("/jobs", json={"workload": "rnn-lm", "params": params, "roles": {"trainer": 1}})
         assert accepted.status_code == 201, accepted.text
-        document = await_end(client, accepted.json()["id"])
+        scraped = set[str]()
+        node = f"http://{trainer['address']}:{trainer['metrics_port']}"
+        document = await_end(client, accepted.json()["id"], lambda: scraped.update(series_of_gpus(node, metrics_token)))
         assert document["state"] == "succeeded", f"{document['reason']}\n{logs(tmp_path / 'data')}"
     figures["result"] = document["result"]
+    # Not those of the worker's memory, because the job may end before the worker's first measurement.
+    exported = {f"rolecall_{name}" for name in ("gpu_use_ratio", "gpu_memory_total_bytes", "worker_gpu_info")}
+    assert exported <= scraped if ON_GPU else not scraped
     part = max((tmp_path / "data").rglob("*-trainer-0.safetensors"))
     with safe_open(part, framework="pt") as tensors:
         # Workers on a GPU save its generator, too.
