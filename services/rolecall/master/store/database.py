@@ -14,12 +14,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg.abc import PQGen
 from sqlalchemy import Connection, ExceptionContext, event, text
@@ -277,7 +280,14 @@ class _Bounded(psycopg.AsyncConnection[Any]):
             broken.shutdown(socket.SHUT_RDWR)
 
 
+@cache
+def _newest_revision() -> str | None:
+    return ScriptDirectory(str(_MIGRATIONS)).get_current_head()
+
+
 def _upgrade(connection: Connection) -> None:
+    if MigrationContext.configure(connection).get_current_revision() == _newest_revision():
+        return
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
