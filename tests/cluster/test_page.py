@@ -422,6 +422,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
     page.get_by_label("Value").select_option("validation_loss")
     expect(page.locator(".charts h3")).to_have_text(["validation_loss"])
     check_phone_width(page, page.url)
+    expect(page.locator(".differences th[scope]")).to_have_text(["params.batch_size"])
     # A field is above its values, which need the width.
     name, value = (page.locator(f".differences {one}").first.bounding_box() for one in ("th[scope]", "td"))
     assert name

@@ -33,7 +33,7 @@ document.body.addEventListener("htmx:beforeRequest", (event) => {
   acting += 1;
   requestConfig.usual = elt.textContent;
   status_.textContent = elt.textContent = elt.dataset.pressed;
-  // A disabled button loses the focus, from which the keyboard would go on.
+  // A disabled button loses the focus, and the Tab key would start at the top of the page.
   document.getElementById("main").focus({ preventScroll: true });
   elt.disabled = true;
 });
