@@ -24,6 +24,11 @@ def test_the_loss_comes_first_then_what_should_rise() -> None:
     assert drawn("rnn-lm", "validation_loss", "loss") == ["loss", "validation_loss"]
 
 
+def test_losses_of_micro_batches_are_no_scores() -> None:
+    reported = ("micro_batch_loss_min", "micro_batch_loss_max", "micro_batch_0_loss", "loss", "bubble")
+    assert drawn("transformer-pipeline", *reported) == ["loss", "bubble"]
+
+
 def test_without_declarations_the_first_metrics_are_drawn() -> None:
     assert drawn("preflight", "b", "a") == ["a", "b", "samples_per_s"]
 

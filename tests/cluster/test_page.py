@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser, visit
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
@@ -76,6 +76,10 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.wait_for_function("before => Number(document.querySelector('.curves').dataset.points) > before", arg=before)
 
     state = page.locator("h1 .state")
+    page.route("**/pause", lambda route: route.fulfill(status=503), times=1)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#message")).to_contain_text("503")
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
     page.get_by_role("button", name="Pause").click()
     expect(state).to_have_text("paused")
     with page.expect_download() as download:
@@ -86,7 +90,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     expect(state).to_have_text("running")
 
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Cancel").click()
+    check_press_shows_at_once(page)
     expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
     add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
@@ -127,6 +131,47 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{cluster.url}/")
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+def check_press_shows_at_once(page: Page) -> None:
+    """A cancel without an answer yet is shown and announced, also after the part with the button was read again."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/cancel", hold, times=1)
+    page.get_by_role("button", name="Cancel").click()
+    pressed = page.get_by_role("button", name="Cancelling…")
+    expect(pressed).to_be_disabled()
+    expect(page.locator("#status")).to_have_text("Cancelling…")
+    with page.expect_response(re.compile("/ui/jobs/.*/status")):
+        pass
+    page.wait_for_timeout(100)
+    expect(pressed).to_be_disabled()
+    held[0].continue_()
+
+
+def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster) -> None:
+    visit(page, f"{cluster.url}/ui/submit")
+    page.locator("#params > div > .field").get_by_label(re.compile("^data")).select_option(index=1)
+    labels = page.locator("#request fieldset").filter(has=page.locator("legend", has_text=re.compile("^labels$")))
+    rows, wrong = labels.locator(".pair"), labels.locator(".wrong:visible")
+    for text in ("team", "team"):
+        labels.get_by_role("button", name="Add").press("Enter")
+        page.keyboard.type(text)
+        page.keyboard.press("Tab")
+        page.keyboard.type("ads")
+    page.get_by_role("button", name="Check only").click()
+    expect(wrong).to_have_text("another row has the name 'team'")
+    rows.last.get_by_label("labels 2 name").fill("-")
+    page.get_by_role("button", name="Check only").click()
+    expect(rows.last.locator(".wrong")).to_contain_text("must match")
+    expect(wrong).to_have_count(1)
+    check_accessibility(page)
+    labels.get_by_label("Remove labels 2").press("Enter")
+    request = json.loads((page.locator("#curl").text_content() or "").split("-d '")[1][:-1])
+    assert request["labels"] == {"team": "ads"}
 
 
 def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
@@ -316,7 +361,7 @@ def check_phone_width(page: Page, url: str) -> None:
     check_accessibility(page)
 
 
-WAITING = {
+WAITING: dict[str, Any] = {
     "workload": "embedding-ddp",
     "roles": {"trainer": 64},
     "params": {"data": {"train": "none.csv", "label": "y", "categorical": ["a"]}},
@@ -348,7 +393,9 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
 
 def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cluster: Cluster) -> None:
     """The axes are pixels, so the test reads the texts that the page draws."""
-    jobs = [cluster.submit(WAITING | {"name": name}) for name in ("first", "")]
+    sizes = {"first": 128, "": 256}
+    params = WAITING["params"]
+    jobs = [cluster.submit(WAITING | {"name": name, "params": params | {"batch_size": sizes[name]}}) for name in sizes]
     attempts = [
         {"attempt": attempt, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}
         for attempt, points in (
@@ -374,6 +421,13 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
     assert not [text for text in steps if "." in text], steps
     page.get_by_label("Value").select_option("validation_loss")
     expect(page.locator(".charts h3")).to_have_text(["validation_loss"])
+    check_phone_width(page, page.url)
+    expect(page.locator(".differences th[scope]")).to_have_text(["params.batch_size"])
+    # A field is above its values, which need the width.
+    name, value = (page.locator(f".differences {one}").first.bounding_box() for one in ("th[scope]", "td"))
+    assert name
+    assert value
+    assert value["y"] >= name["y"] + name["height"]
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 

@@ -1,6 +1,7 @@
 """The web page over HTTP: log-in, sessions, what is shown to whom, and that nothing else is served."""
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
@@ -113,7 +114,8 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     job = (await submit_as(client, alice, name=hostile, roles=ONE_TRAINER)).json()["id"]
     (worker,) = await node.workers()
     await node.say(worker, WorkerState.RUNNING)
-    await node.progress(worker, line("step", step=1, spent=TimeSpent(steps=1e6, data=61)))
+    losses = {"trainer_0_loss": 1, "trainer_1_loss": 2}
+    await node.progress(worker, line("step", step=1, metrics=losses, spent=TimeSpent(steps=1e6, data=61)))
     for token, count in ((alice, 1), (bob, 0), (TOKEN, 1)):
         session = await session_of(client, token)
         page = (await client.http.get("/", headers=session)).text
@@ -127,10 +129,25 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
             bool(count),
             False,
         )
+        assert ("<summary>trainer_{index}_loss (2): 1 to 2</summary>" in shown.text) == bool(count)
         assert "a job of another owner" in page or count
     refused = await log_in(client, metrics)
     assert refused.status_code == 403
     assert "has only the scope metrics" in refused.text
+
+
+@pytest.mark.parametrize(("verb", "pressed", "others"), [("cancel", "Cancelling…", 0), ("pause", "Pausing…", 1)])
+async def test_a_job_that_is_being_stopped_shows_which_button_was_pressed(
+    client: Client, verb: str, pressed: str, others: int
+) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    assert (await client.user("POST", f"/jobs/{job}/{verb}")).json()["state"] == "stopping"
+    page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client))).text
+    assert re.search(rf"<button[^>]* disabled>{pressed}</button>", page)
+    assert page.count("hx-post=") == others
 
 
 async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client: Client) -> None:

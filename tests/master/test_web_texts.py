@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import cluster_view, folded, readable
-from rolecall.spec.api import Event
+from rolecall.master.web.view import Figures, cluster_view, figures, folded, readable
+from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
 
-from .harness import make_node
+from .harness import TOY, make_node
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -84,6 +84,16 @@ def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
     kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
     events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
     assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
+
+
+def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -> None:
+    values = {"auc": 0.9, "trainer_10_loss": 3.0, "trainer_9_loss": 2, "sample": "It is a truth"}
+    families = {"trainer_{index}_loss": {"trainer_9_loss": 2, "trainer_10_loss": 3.0}}
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in TOY.metrics]
+    found = figures(values, declared)
+    assert found == Figures({"auc": 0.9}, families)
+    assert [*found.families["trainer_{index}_loss"]] == ["trainer_9_loss", "trainer_10_loss"]
+    assert figures({"trainer_0_loss": 2}, declared) == Figures({"trainer_0_loss": 2})
 
 
 def test_results_are_short_and_parameters_exact() -> None:

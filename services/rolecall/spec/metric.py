@@ -71,8 +71,16 @@ class Metric:
 
     def matches(self, reported: str) -> bool:
         """Return whether a reported name is one of this metric's."""
-        patterns = (re.escape(name).replace(re.escape(_INDEX), r"\d+") for name in self.reported.values())
-        return any(re.fullmatch(pattern, reported) for pattern in patterns)
+        return any(index_in(reported, name) is not None for name in self.reported.values())
+
+
+def index_in(reported: str, declared: str) -> str | None:
+    """The number in a reported name of a declared one, such as `3` in `observer_3_return` of `observer_{index}_return`.
+
+    Empty if the declared name has none, and None if the reported name is not of this metric.
+    """
+    found = re.fullmatch(re.escape(declared).replace(re.escape(_INDEX), r"(\d+)"), reported)
+    return found and "".join(found.groups())
 
 
 @dataclass(frozen=True, slots=True)

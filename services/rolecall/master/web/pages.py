@@ -13,7 +13,7 @@ from rolecall.master.api.auth import USERS, Caller, needs
 from rolecall.master.api.gate import admission_of, is_of_page
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import by_node, cluster_view, declared_metrics, folded, readable
+from rolecall.master.web.view import by_node, cluster_view, declared_metrics, figures, folded, readable
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -175,6 +175,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         workload=workload,
         metrics=declared_metrics([workload]),
         by_node=by_node,
+        figures=figures,
         events=folded((await api.get(EventList, "jobs", job, "events")).events[::-1]),
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,

@@ -2,15 +2,16 @@
 events, declared metrics. Pure."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypedDict
 
 from rolecall.master.web.format import number
-from rolecall.spec.api import RETENTION, Event, WorkloadDocument
+from rolecall.spec.api import RETENTION, Event, MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
 from rolecall.spec.job import WorkerDocument
+from rolecall.spec.metric import index_in
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 
@@ -76,6 +77,26 @@ def _parsed(value: str) -> object:
     except ValueError:
         return value
     return found if isinstance(found, int | float) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers that a job reports."""
+
+    single: dict[str, float] = field(default_factory=dict[str, float])
+    families: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """Those of indexed metrics by the declared name, such as `micro_batch_{index}_loss`, in the order of the index."""
+
+
+def figures(values: Mapping[str, object], metrics: Iterable[MetricDocument]) -> Figures:
+    """The numbers among a job's values. Only two or more members of an indexed metric are a family."""
+    single: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    families: dict[str, dict[str, float]] = {}
+    for declared in (name for metric in metrics for name in metric.reported.values()):
+        indices = {name: int(index) for name in single if (index := index_in(name, declared))}
+        if len(indices) > 1:
+            families[declared] = {name: single.pop(name) for name in sorted(indices, key=indices.__getitem__)}
+    return Figures(single, families)
 
 
 class DeclaredMetric(TypedDict):

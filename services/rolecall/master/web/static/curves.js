@@ -49,7 +49,7 @@ function metricsOf(seriesList, declared) {
     const found = declared.findIndex((one) => isNamed(one, name));
     return found < 0 ? declared.length : found;
   };
-  return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+  return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
 // The values that are drawn by default: like `rolecall watch`, the loss, then what should rise, then what should fall;
@@ -68,6 +68,22 @@ function isNamed({ name }, reported) {
   if (after === undefined) return name === reported;
   const index = reported.slice(before.length, reported.length - after.length);
   return reported.startsWith(before) && reported.endsWith(after) && /^[0-9]+$/.test(index);
+}
+
+// The choices of a value. Those that one declaration stands for, such as the losses of micro-batches, are a group.
+function optionsOf(names, declared) {
+  const groups = new Map();
+  for (const name of names) {
+    const title = declared.find((one) => isNamed(one, name))?.name ?? name;
+    groups.set(title, [...(groups.get(title) || []), new Option(name, name)]);
+  }
+  return [...groups].flatMap(([title, options]) => {
+    if (options.length === 1) return options;
+    const group = document.createElement("optgroup");
+    group.label = title;
+    group.append(...options);
+    return [group];
+  });
 }
 
 // Distances of the labels of steps: 1, 2 or 5 times a power of ten.
@@ -255,7 +271,7 @@ function startCurves(box) {
     if (reported.join() !== names.join()) {
       names = reported;
       const chosen = metric.value;
-      metric.replaceChildren(new Option("main values", ""), ...names.map((name) => new Option(name, name)));
+      metric.replaceChildren(new Option("main values", ""), ...optionsOf(names, declared));
       if (names.includes(chosen)) metric.value = chosen;
     }
     draw();

@@ -27,6 +27,12 @@ const SchemaForm = (() => {
       // Paths are functions, because those of list items change when an item before them is removed.
       this.places = new Map();
       this.labels = new Map();
+      this.checks = [];
+    }
+
+    // Errors that the value can't show, such as a name that occurs twice.
+    findErrors() {
+      return this.checks.flatMap((check) => check());
     }
 
     // Name an input after its path, now and whenever items of a list change their numbers.
@@ -75,6 +81,7 @@ const SchemaForm = (() => {
       if (schema.type === "array" && schema.prefixItems) return this.json(schema, value);
       if (schema.type === "array") return this.list(schema, path, value);
       if (schema.type === "object" && schema.properties) return this.object(schema, path, value, isRequired);
+      if (schema.type === "object" && schema.additionalProperties?.type === "string") return this.map(schema, path, value);
       if (["integer", "number", "string"].includes(schema.type)) return this.text(schema, value);
       return this.json(schema, value);
     }
@@ -130,29 +137,23 @@ const SchemaForm = (() => {
       return { id, element: this.listen(input), read };
     }
 
-    list(schema, path, value) {
-      const items = [];
+    // The element of `rows`, which the user can add and remove. `make` makes a row from its start value: its elements,
+    // the labels of its inputs after the number of the row, its path, and how it is read.
+    rowsOf(rows, path, starts, make) {
       const place = element("div");
       const add = element("button", { type: "button" }, "Add");
-      // The number of an item in the value, which lacks the items that are left empty; null for those.
-      const numberOf = (item) => {
-        if (item.read() === undefined) return null;
-        return items.slice(0, items.indexOf(item)).filter((one) => one.read() !== undefined).length;
-      };
-      const append = (one) => {
-        const entry = { read: () => undefined };
-        const own = () => `${path()}.${numberOf(entry)}`;
-        const item = this.control(this.resolve(schema.items || {}), own, one, true);
-        entry.read = item.read;
+      const append = (start) => {
+        const row = make(start);
+        rows.push(row);
+        const title = () => `${path()} ${rows.indexOf(row) + 1}`;
         const remove = element("button", { type: "button" }, "×");
-        const box = element("div", { class: "item field" }, item.element, remove);
-        items.push(entry);
-        const input = box.querySelector("input, select, textarea");
-        if (input && !item.isGroup) this.labeled(input, () => `${path()} ${items.indexOf(entry) + 1}`);
-        this.labeled(remove, () => `Remove ${path()} ${items.indexOf(entry) + 1}`);
-        this.places.set(box, own);
+        const box = element("div", { class: `${row.elements.length > 1 ? "pair" : "item"} field` }, ...row.elements, remove);
+        const inputs = box.querySelectorAll("input, select, textarea");
+        row.labels.forEach((label, number) => this.labeled(inputs[number], () => title() + label));
+        this.labeled(remove, () => `Remove ${title()}`);
+        this.places.set(box, row.path);
         remove.addEventListener("click", () => {
-          items.splice(items.indexOf(entry), 1);
+          rows.splice(rows.indexOf(row), 1);
           box.remove();
           this.renumber();
           this.onChange();
@@ -160,17 +161,49 @@ const SchemaForm = (() => {
         });
         place.append(box);
       };
-      (Array.isArray(value) ? value : []).forEach(append);
+      starts.forEach(append);
       add.addEventListener("click", () => {
         append(undefined);
         this.onChange();
         place.lastChild.querySelector("input, select, textarea")?.focus();
       });
-      const read = () => {
-        const read_ = items.map((item) => item.read()).filter((one) => one !== undefined);
-        return read_.length || Array.isArray(value) ? read_ : undefined;
+      return element("div", {}, place, add);
+    }
+
+    list(schema, path, value) {
+      const rows = [];
+      const isFilled = (row) => row.read() !== undefined;
+      const make = (start) => {
+        const row = { read: () => undefined };
+        // With the number of the item in the value, which lacks the items that are left empty; null for those.
+        row.path = () => `${path()}.${isFilled(row) ? rows.slice(0, rows.indexOf(row)).filter(isFilled).length : null}`;
+        const item = this.control(this.resolve(schema.items || {}), row.path, start, true);
+        return Object.assign(row, { elements: [item.element], labels: item.isGroup ? [] : [""], read: item.read });
       };
-      return { isGroup: true, element: element("div", {}, place, add), read };
+      const box = this.rowsOf(rows, path, Array.isArray(value) ? value : [], make);
+      const read = () => (rows.some(isFilled) || Array.isArray(value) ? rows.filter(isFilled).map((row) => row.read()) : undefined);
+      return { isGroup: true, element: box, read };
+    }
+
+    // An object with names that the user chooses and texts as values: a row for each name. Empty rows are left out.
+    map(schema, path, value) {
+      const rows = [];
+      const make = (start) => {
+        const input = (placeholder, { maxLength } = {}, given = "") => this.listen(element("input", { type: "text", placeholder, maxlength: maxLength, value: given }));
+        const name = input("name", schema.propertyNames, start?.[0]);
+        const text = input("value", schema.additionalProperties, start?.[1]);
+        const read = () => (name.value || text.value ? [name.value, text.value] : undefined);
+        return { elements: [name, text], labels: [" name", " value"], path: () => `${path()}.${name.value}`, read };
+      };
+      const box = this.rowsOf(rows, path, Object.entries(value || {}), make);
+      const entries = () => rows.map((row) => row.read()).filter((one) => one !== undefined);
+      this.checks.push(() => {
+        const names = entries().map(([name]) => name);
+        const repeated = new Set(names.filter((name, place) => names.indexOf(name) < place));
+        return [...repeated].map((name) => ({ field: `${path()}.${name}`, message: `another row has the name '${name}'` }));
+      });
+      const read = () => (entries().length || value ? Object.fromEntries(entries()) : undefined);
+      return { isGroup: true, element: box, read };
     }
 
     object(schema, path, value, isRequired) {

@@ -10,11 +10,11 @@ const REQUEST = {
   type: "object",
   properties: {
     name: { type: "string", maxLength: 120, description: "A name for people; it need not be unique." },
-    labels: { type: "object", description: "Names and values for filtering jobs, as JSON." },
     priority: { type: "integer", minimum: -100, maximum: 100, default: 0, description: "Jobs with a higher priority start first." },
     max_restarts: { type: "integer", minimum: 0, maximum: 1000, default: 3, description: "Restarts after failed attempts." },
     deadline_s: { type: "number", exclusiveMinimum: 0, description: "Seconds after submission at which the job is stopped." },
     notify: { type: "string", maxLength: 2000, description: "The URL of a webhook for the end of the job." },
+    labels: { type: "object", propertyNames: { maxLength: 317 }, additionalProperties: { type: "string", maxLength: 63 }, description: "Names and values for filtering jobs: up to 63 letters, digits, `-`, `_` and `.`, with a letter or digit first and last." },
   },
 };
 const GPUS = { type: "integer", minimum: 0, maximum: 1, description: "GPUs of each worker: 0 or 1. By default, trainers, stages and observers get a GPU where their node has some." };
@@ -82,18 +82,23 @@ function requestKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+// Show errors at their fields, and the others above the button.
+function showErrors(errors, detail) {
+  const left = forms.reduce((others, one) => one.showErrors(others), errors);
+  problems.textContent = errors.length ? left.map((one) => `${one.field}: ${one.message}`).join("\n") || "Some fields are invalid; see above." : detail;
+  problems.hidden = false;
+  form.querySelector("[data-wrong]")?.scrollIntoView({ block: "center" });
+}
+
 async function send(path) {
   problems.hidden = true;
   document.getElementById("plan").textContent = "";
-  const job = jobOf();
-  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...(path === "/jobs" ? { "Idempotency-Key": requestKey() } : {}) }, body: JSON.stringify(job) });
+  const errors = forms.flatMap((one) => one.findErrors());
+  if (errors.length) return showErrors(errors);
+  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...(path === "/jobs" ? { "Idempotency-Key": requestKey() } : {}) }, body: JSON.stringify(jobOf()) });
   if (answer.ok) return answer.json();
   const problem = await problemOf(answer);
-  const left = forms.reduce((errors, one) => one.showErrors(errors), problem.errors || []);
-  problems.textContent = (problem.errors || []).length ? left.map((one) => `${one.field}: ${one.message}`).join("\n") || "Some fields are invalid; see above." : problem.detail;
-  problems.hidden = false;
-  form.querySelector("[data-wrong]")?.scrollIntoView({ block: "center" });
-  return null;
+  return showErrors(problem.errors || [], problem.detail);
 }
 
 function planText(plan) {
