@@ -137,7 +137,7 @@ class Transport:
         if answer.status_code == 403 and self._origin:
             text += f" (this token is from {self._origin}; pass another one with --token)"
         if answer.status_code in _AWAY:
-            text = f"{self.url} can't answer now: {text}; if the master is starting, try again in a moment"
+            text += f"; if the master at {self.url} is starting, try again in a moment"
         raise _ERRORS.get(answer.status_code, Unreachable)(text)
 
 
