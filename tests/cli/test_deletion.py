@@ -1,11 +1,14 @@
 """`rolecall delete` and `rolecall prune` against a real cluster."""
 
 import json
+import os
+import pty
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.cli.test_commands import run
-from tests.conftest import Cluster
+from tests.conftest import ROLECALL, Cluster
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import parse_age
@@ -49,3 +52,31 @@ def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert "deleted" in done.stdout
     assert run(cluster, "show", jobs[1]).returncode == 4
+
+
+def test_delete_asks_at_a_terminal(cluster: Cluster) -> None:
+    job, other = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(2)]
+    declined = at_terminal(cluster, "n", "delete", job, "--force")
+    assert f"Delete job {job} with its logs, checkpoints and artifacts? [y/N]" in declined.stderr
+    assert (declined.returncode, declined.stderr.endswith("Nothing deleted.\n")) == (1, True)
+    assert run(cluster, "show", job).returncode == 0
+    agreed = at_terminal(cluster, "y", "delete", job, other, "--force", "--json")
+    assert f"Delete 2 jobs with their logs, checkpoints and artifacts: {job}, {other}? [y/N]" in agreed.stderr
+    assert json.loads(agreed.stdout) == {"deleted": [job, other]}
+    last = run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip()
+    unasked = at_terminal(cluster, "n", "delete", last, "--force", "-y")
+    assert (unasked.returncode, unasked.stdout) == (0, f"job {last} is deleted\n")
+
+
+def at_terminal(cluster: Cluster, answer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of a user who types this answer."""
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, f"{answer}\n".encode())
+    command = [*ROLECALL, *arguments]
+    try:
+        return subprocess.run(
+            command, stdin=terminal, capture_output=True, text=True, env=cluster.environment, timeout=60, check=False
+        )
+    finally:
+        os.close(keyboard)
+        os.close(terminal)

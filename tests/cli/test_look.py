@@ -103,6 +103,7 @@ async def _events_and_checkpoints(master: Client, job: str, folder: Path) -> Non
     assert [json.loads(text)["message"] for text in followed.out.splitlines()] == messages
     plain = (await run_at(master, "events", job)).out.splitlines()
     assert all(text.endswith(message) for text, message in zip(plain, messages, strict=True))
+    assert (plain[0].split()[2], plain[-1].split()[4]) == ("queued", "succeeded")
     listed = (await run_at(master, "checkpoints", job)).out.splitlines()
     assert [text.split()[:3] for text in listed[1:]] == [["3", "1", "1"], ["2", "1", "1"]]
     for given, step in (((), 3), (("--step", "2"), 2)):
@@ -151,9 +152,11 @@ async def _logs(master: Client, job: str) -> None:
     lines = [f"[trainer-0] {text}" for text in LOG.decode().splitlines()]
     assert (await run_at(master, "logs", job)).out.splitlines() == lines
     assert (await run_at(master, "logs", job, "--tail", "1")).out.splitlines() == lines[2:]
-    for filtered in (("--role", "stage"), ("--grep", "nothing like it")):
-        empty = await run_at(master, "logs", job, *filtered)
-        assert (empty.code, empty.out, empty.err) == (0, "", "no line matches\n")
+    empty = await run_at(master, "logs", job, "--grep", "nothing like it")
+    assert (empty.code, empty.out, empty.err) == (0, "", "no line matches\n")
+    for foreign in (("--role", "stage"), ("--rank", "99", "--follow")):
+        missing = await run_at(master, "logs", job, *foreign)
+        assert (missing.code, "attempt 1 has: trainer (rank 0)" in missing.err) == (4, True)
     assert (await run_at(master, "logs", job, "--since", "1h")).out.splitlines() == lines[1:]
     assert (await run_at(master, "logs", job, "--grep", "NEW REC", "--grep", "old rec")).out.splitlines() == lines[:2]
     assert (await run_at(master, "logs", job, "--grep", "record", "--tail", "1")).out.splitlines() == lines[1:2]

@@ -1,5 +1,6 @@
 """Control characters in untrusted text never reach the terminal."""
 
+from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
@@ -7,9 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rolecall.cli import follow
+from rolecall.cli.jobs import job_table
 from rolecall.cli.output import Terminal, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
-from rolecall.spec.job import JobDocument, Progress
+from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
@@ -90,3 +92,48 @@ def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
     Terminal(file=sent, width=60).print(make_table(("ID", "NAME", "PROGRESS"), [row]))
     assert "embedding-ddp-849f68de" in sent.getvalue()
     assert max(map(len, sent.getvalue().splitlines())) < 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "headings", "lines"),
+    [
+        (40, ["ID", "STATE", "AGE", "PROGRESS"], 100),
+        (80, ["ID", "STATE", "AGE", "PROGRESS"], 8),
+        (120, ["ID", "NAME", "STATE", "AGE", "PROGRESS"], 6),
+        (160, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"], 5),
+        (200, ["ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"], 5),
+    ],
+)
+def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str], lines: int) -> None:
+    newest = {"roles": {}, "priority": 0, "started_at": None, "ended_at": None, "created_at": datetime.now(UTC)}
+    jobs = [
+        JobOverview(
+            id="transformer-pipeline-9e59f7cf",
+            name="wikitext 103, 12 layers, warm restarts, third attempt",
+            owner="alice@vision-research-group",
+            workload="transformer-pipeline",
+            state=JobState.RUNNING,
+            reason=None,
+            waiting_for=None,
+            progress=Progress(step=12345, steps=580_000, epoch=3, loss=3.1415, samples_per_s=17_940, seconds_left=16e3),
+            **newest,
+        ),
+        JobOverview(
+            id="embedding-ddp-849f68de",
+            name="adult",
+            workload="embedding-ddp",
+            state=JobState.QUEUED,
+            reason=None,
+            waiting_for="waiting for 4 trainer slots: 1 of 6 is free; 3 jobs with a higher priority go first",
+            progress=Progress(),
+            **newest,
+        ),
+    ]
+    sent = StringIO()
+    terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=columns)
+    terminal.print(job_table(terminal, jobs, {job.workload: () for job in jobs}))
+    shown = sent.getvalue().splitlines()
+    assert shown[0].split() == headings if columns > 40 else shown[0].startswith("ID")
+    assert [line.split()[0] for line in shown[1:] if not line.startswith(" ")] == [job.id for job in jobs]
+    assert len(shown) <= lines
+    assert max(map(len, shown)) <= max(columns, 60)

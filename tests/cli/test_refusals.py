@@ -1,10 +1,13 @@
 """What the command says about requests that the master refuses: in the words of the command, not of HTTP."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from tests.master.harness import Client, on_master
+from tests.master.harness import CATALOGUE, TOKEN, Client, on_master
 
 from rolecall.master.catalogue import check_params
 from rolecall.workloads.catalogue import load
@@ -59,3 +62,50 @@ async def test_a_wrong_value_is_shown_with_the_legal_ones(master: Client) -> Non
     said = (await run_at(master, "submit", "-", given='{"workload": "toi"}')).err
     assert "there is no workload 'toi'" in said
     assert "given:" not in said, "the message has it"
+
+
+async def test_a_refused_token_is_named_by_its_place_and_never_shown(master: Client, tmp_path: Path) -> None:
+    url, wrong = str(master.http.base_url), "a-token-of-another-cluster"
+    (tmp_path / "token").write_text(wrong)
+    (tmp_path / "rolecall").mkdir()
+    stored = tmp_path / "rolecall/local.json"
+    stored.write_text(json.dumps({"url": url, "token": wrong}))
+    nothing = {"ROLECALL_URL": url, "ROLECALL_TOKEN": "", "ROLECALL_TOKEN_FILE": "", "XDG_CONFIG_HOME": str(tmp_path)}
+    for place, options, environment in (
+        ("--token", ["--token", wrong], {"ROLECALL_TOKEN": TOKEN}),
+        ("ROLECALL_TOKEN", [], {"ROLECALL_TOKEN": wrong}),
+        (f"ROLECALL_TOKEN_FILE={tmp_path}/token", [], {"ROLECALL_TOKEN_FILE": f"{tmp_path}/token"}),
+        (str(stored), [], {}),
+    ):
+        given = nothing | environment
+        done = await asyncio.to_thread(lambda options=options, given=given: run("jobs", *options, **given))
+        assert done.code == 7
+        assert f"{url} does not accept the token from {place}; set ROLECALL_TOKEN or pass --token" in done.err
+        assert wrong not in done.err
+
+
+async def test_a_token_without_the_scope_is_named_by_its_place(master: Client) -> None:
+    body = {"name": "reader", "scopes": ["read"]}
+    secret = (await master.user("POST", "/tokens", json=body)).json()["secret"]
+    given = {"ROLECALL_URL": str(master.http.base_url), "ROLECALL_TOKEN": secret}
+    done = await asyncio.to_thread(lambda: run("tokens", "list", **given))
+    assert done.code == 7
+    assert "needs the scope admin; the token reader has read (this token is from ROLECALL_TOKEN; pass" in done.err
+
+
+def test_a_master_that_does_not_listen_yet_or_stands_by_gets_another_try() -> None:
+    given = {"ROLECALL_TOKEN": TOKEN, "ROLECALL_URL": "http://127.0.0.1:9"}
+    said = run("jobs", **given).err
+    assert "no master answers at http://127.0.0.1:9 (" in said
+    assert "if it is starting, try again in a moment; otherwise start one with `rolecall local`" in said
+
+
+async def test_an_unknown_workload_is_an_error_with_the_nearest_name(
+    master: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await run_at(master, "jobs", "--workload", "toy")).code == 0, "it is installed, and has no jobs"
+    job = (await master.submit())["id"]
+    monkeypatch.delitem(cast(dict[str, Any], CATALOGUE.workloads), "toy")
+    assert job in (await run_at(master, "jobs", "--workload", "toy")).out, "its package is no longer installed"
+    refused = await run_at(master, "jobs", "--workload", "tyo")
+    assert (refused.code, "there is no workload 'tyo'; did you mean 'toy'?" in refused.err) == (5, True)

@@ -42,7 +42,6 @@ async def test_changes_are_shown_and_select_jobs(master: Client) -> None:
         assert await listed(master, *options) == [job], options
     assert await listed(master, "--label", "team=vision") == []
     assert await listed(master, "--workload", "toy") == [job, other]
-    assert await listed(master, "--workload", "none") == []
     done = await run_at(master, "update", job, "--remove-label", "draft")
     assert done.out == f"job {job}: name 'fine tuning', priority -3, labels team=speech\n"
 

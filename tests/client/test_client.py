@@ -32,13 +32,13 @@ STRANGE = [
 
 
 @contextmanager
-def answering(answer: Any) -> Iterator[Client]:
+def answering(answer: Any, status: int = 200) -> Iterator[Client]:
     """A client of a server that answers every GET with `answer` as JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps(answer).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -56,6 +56,16 @@ def answering(answer: Any) -> Iterator[Client]:
 def test_unknown_fields_of_a_newer_master_are_ignored() -> None:
     with answering({"status": "ok", "since": "yesterday"}) as client:
         assert client.healthz().status == "ok"
+
+
+def test_a_master_that_can_t_answer_yet_gets_another_try() -> None:
+    with (
+        answering({"detail": "standing by for another master"}, status=503) as client,
+        pytest.raises(
+            Unreachable, match=r"^standing by for another master; if the master at .* is starting, try again"
+        ),
+    ):
+        client.nodes()
 
 
 @pytest.mark.slow

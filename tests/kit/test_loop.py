@@ -39,8 +39,11 @@ class Trained:
 class Adder(TrainingLoop[tuple[int, int], TrainingParams]):
     """Adds 1 to a number in every step; the validation loss of each epoch is given."""
 
-    def __init__(self, context: WorkerContext[TrainingParams], losses: list[float], trained: Trained) -> None:
-        super().__init__(context)
+    def __init__(
+        self, context: WorkerContext[TrainingParams], losses: list[float], trained: Trained, clock: ManualClock | None
+    ) -> None:
+        super().__init__(context, clock=clock or time.monotonic)
+        self.clock = clock
         self.number = torch.zeros(())
         self.losses = losses
         self.trained = trained
@@ -57,6 +60,8 @@ class Adder(TrainingLoop[tuple[int, int], TrainingParams]):
     def train_step(self, batch: tuple[int, int]) -> float:
         self.trained.batches.append(batch)
         self.number += 1
+        if self.clock:
+            self.clock.sleep(0.5)
         if len(self.trained.batches) == self.stop_after:
             self.context.workdir.stop.write_text("pause")
         return 1.0
@@ -93,14 +98,27 @@ def adder(tmp_path: Path) -> Iterator[Make]:
         yield lambda **options: _adder(tmp_path, stack, **options)
 
 
-def _adder(folder: Path, stack: ExitStack, *, losses: list[float] | None = None, **options: Any) -> Adder:
-    return Adder(_context(folder, stack, **options), losses or [1.0], Trained())
+def _adder(
+    folder: Path,
+    stack: ExitStack,
+    *,
+    losses: list[float] | None = None,
+    clock: ManualClock | None = None,
+    role_rank: int = 0,
+    **options: Any,
+) -> Adder:
+    return Adder(_context(folder, stack, role_rank=role_rank, **options), losses or [1.0], Trained(), clock)
 
 
 def _context(
-    folder: Path, stack: ExitStack, *, resume_from: CheckpointManifest | None = None, **params: Any
+    folder: Path,
+    stack: ExitStack,
+    *,
+    role_rank: int = 0,
+    resume_from: CheckpointManifest | None = None,
+    **params: Any,
 ) -> WorkerContext[TrainingParams]:
-    plan = WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="here", threads=1)
+    plan = WorkerPlan(rank=0, role=Role.TRAINER, role_rank=role_rank, node="here", threads=1)
     launch = WorkerLaunch(
         job="job", attempt=1, workload="adder", params={}, worker=plan, gang=GangPlan(workers=(plan,)), master_addr=""
     )
@@ -134,6 +152,19 @@ def test_every_batch_of_every_epoch_is_trained_on_once(adder: Make) -> None:
         "epochs": 3, "steps": 12, "validation_loss": 1.0,
     }  # fmt: skip
     assert result["samples_per_s"] == pytest.approx(120 / result["wall_s"], rel=0.5)
+
+
+def test_the_log_has_the_end_of_epochs_every_few_seconds_and_of_the_last(
+    adder: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    losses = [0.5, 0.25, 0.125, 0.1, 0.0625]
+    adder(epochs=5, losses=losses, clock=ManualClock()).run()
+    adder(epochs=1, clock=ManualClock(), role_rank=1).run()
+    assert [(record.getMessage(), vars(record)["event"]) for record in caplog.records] == [
+        (f"epoch {epoch} of 5 ended: loss 1, validation_loss {losses[epoch - 1]:g}, 20 samples/s", "epoch_ended")
+        for epoch in (1, 4, 5)
+    ]
 
 
 def test_the_last_step_may_lie_within_an_epoch(adder: Make) -> None:

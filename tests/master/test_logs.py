@@ -10,9 +10,10 @@ import psutil
 import pytest
 from httpx_sse import ServerSentEvent, aconnect_sse
 from sqlalchemy import event
-from tests.master.harness import ONE_TRAINER, TOKEN, Client, Node, bearer, on_master, one_trainer
+from tests.master.harness import ONE_TRAINER, TOKEN, Client, Node, bearer, make_node, on_master, one_trainer
 
 from rolecall.master.api import keep_alive, logs
+from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
 
@@ -38,6 +39,28 @@ async def followed(
             if event.data == until:
                 return found
     raise AssertionError(f"the stream ended: {found}")
+
+
+async def test_workers_that_a_job_does_not_have_are_an_error_that_names_its_own(client: Client) -> None:
+    for number, role in enumerate((Role.PARAMETER_SERVER, Role.TRAINER)):
+        node = Node(client, make_node(f"{role}-{number}", role))
+        await node.enter()
+        await node.beat()
+    job = (await client.submit())["id"]
+    await client.until(job, "placed")
+    queued = (await client.submit(roles={"parameter-server": 0, "trainer": 64}))["id"]
+    own = f"job {job} has no %s; attempt 1 has: parameter-server (rank 0), trainer (ranks 1 to 2)"
+    for query, detail in (
+        ("rank=99", own % "worker with rank 99"),
+        ("role=observer", own % "observer"),
+        ("role=trainer&rank=0&follow=true", own % "trainer with rank 0"),
+    ):
+        refused = await client.user("GET", f"/jobs/{job}/logs?{query}")
+        assert (refused.status_code, refused.json()["detail"]) == (404, detail)
+    refused = await client.user("GET", f"/jobs/{queued}/logs?role=observer&follow=true")
+    assert (refused.status_code, refused.json()["detail"]) == (404, f"job {queued} has no observer; it has: trainer")
+    for query in ("role=trainer", "rank=99"):
+        assert (await client.user("GET", f"/jobs/{queued}/logs?{query}")).text == "", "its ranks are not known yet"
 
 
 @pytest.mark.slow
@@ -259,7 +282,6 @@ async def test_only_lines_with_a_text(client: Client) -> None:
     ]
     assert await lines(text="trainer-0] line 12345") == ["[trainer-0] line 12345"]
     assert await lines(text="nowhere") == []
-    assert await lines(text="line 1", role="observer") == []
 
 
 @pytest.mark.parametrize("text", ["(a+)+$", "%", "\\", ".*", "[", "\x00", "x" * 200])

@@ -40,7 +40,6 @@ async def test_lists_have_the_jobs_that_meet_all_conditions(client: Client) -> N
         "workload=toy&name=RUN": ["second_run", "First run"],
         "name=d_r": ["second_run"],
         "name=%25": [],
-        "workload=other": [],
         "owner=alice": ["hers"],
         "label=team": ["hers", "second_run", "First run"],
         "label=team=vision": ["hers", "First run"],

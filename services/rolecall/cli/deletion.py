@@ -1,5 +1,7 @@
 """`rolecall delete` and `rolecall prune`: delete jobs with their logs, checkpoints and artifacts."""
 
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
@@ -38,11 +40,20 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
-def delete(jobs: JobIds, force: Force = False, json: DeletedJson = False, url: Url = None, token: Token = None) -> None:
+def delete(  # noqa: PLR0917 - the command line is the signature
+    jobs: JobIds,
+    force: Force = False,
+    yes: Yes = False,
+    json: DeletedJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
     """Delete jobs with their logs, checkpoints and artifacts.
 
-    If a job can't be deleted, the others are deleted all the same.
+    Asks for confirmation if stdin is a terminal. If a job can't be deleted, the others are deleted all the same.
     """
+    if sys.stdin.isatty() and not yes:
+        _confirm(_question(jobs))
     deleted, errors = list[str](), list[UnknownName | Refused]()
     try:
         with connect(url, token) as client:
@@ -87,13 +98,25 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             out.print(f"{_summary(found)} in total")
         if dry_run or not found.jobs:
             return
-        if not yes and not typer.confirm(f"Delete {_summary(found)}?", err=True):
-            err.print("Nothing deleted.")
-            raise typer.Exit(Exit.FAILED)
+        if not yes:
+            _confirm(f"Delete {_summary(found)}?")
         # With the same `ended_before`, so that only jobs that were shown are deleted.
         done = client.prune(ended_before, ended_state, dry_run=False)
         if not json:
             out.print(f"deleted {_summary(done)}")
+
+
+def _question(jobs: Sequence[str]) -> str:
+    if len(jobs) == 1:
+        return f"Delete job {jobs[0]} with its logs, checkpoints and artifacts?"
+    return f"Delete {len(jobs)} jobs with their logs, checkpoints and artifacts: {', '.join(jobs)}?"
+
+
+def _confirm(question: str) -> None:
+    """Ask the question. Ends the command if the user declines."""
+    if not typer.confirm(question, err=True):
+        err.print("Nothing deleted.")
+        raise typer.Exit(Exit.FAILED)
 
 
 def _summary(found: PruneSummary) -> str:

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from rolecall.cli.exits import Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import out, print_json
+from rolecall.cli.output import STYLES, out, print_json
 from rolecall.client import Job
 from rolecall.spec.api import Event
 
@@ -37,6 +37,7 @@ def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = No
 
 
 def print_event(event: Event) -> None:
-    """The event on one line, with local time and its attempt."""
+    """The event on one line, with local time, its attempt and its kind."""
     attempt = f"attempt {event.attempt}" if event.attempt else ""
-    out.print(f"[dim]{event.at.astimezone():%Y-%m-%d %H:%M:%S}[/] {attempt:<11} {escape(event.message)}")
+    time, style = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}", STYLES.get(event.kind, "default")
+    out.print(f"[dim]{time}[/] {attempt:<11} [{style}]{escape(f'{event.kind:<11}')}[/] {escape(event.message)}")

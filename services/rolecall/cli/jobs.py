@@ -1,15 +1,16 @@
 """`rolecall jobs`: list jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import age, out, print_json, print_table, progress, state
+from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state, width
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
@@ -18,8 +19,10 @@ _REASON_CHARS = 160
 State = Annotated[
     list[JobState] | None, typer.Option("--state", help="Only jobs in this state; repeat it for several.")
 ]
-_WIDE = 110
-"""On a narrower terminal, the columns whose content the ID or other commands have are left out."""
+_DROPPED = ("WORKLOAD", "OWNER", "NAME")
+"""The columns that a narrow terminal omits, the first one first: an ID begins with the workload."""
+_PROGRESS_WIDTH = 40
+"""Columns are omitted until this many of the terminal's remain for the progress."""
 Workload = Annotated[str | None, typer.Option("--workload", help="Only jobs of this workload.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs with this text in their name.")]
 Label = Annotated[
@@ -49,18 +52,39 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
             return
         declarations = Declarations(client)
         declared = {name: declarations.of(name) for name in {job.workload for job in found}}
+    out.print(job_table(out, found, declared))
+
+
+def job_table(
+    terminal: Terminal, jobs: Sequence[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]
+) -> Table:
+    """The jobs in the columns for which the terminal has room. Only the progress can need several lines."""
     columns = {
-        "ID": [job.id for job in found],
-        "NAME": [escape(job.name) for job in found],
-        "OWNER": [escape(job.owner) for job in found],
-        "WORKLOAD": [job.workload for job in found],
-        "STATE": [state(job) for job in found],
-        "AGE": [age(job.created_at) for job in found],
-        "PROGRESS": [escape(_progress(job, declared[job.workload])) for job in found],
+        "ID": [job.id for job in jobs],
+        "NAME": [escape(cut(job.name, NAME_CHARS) if terminal.is_terminal else job.name) for job in jobs],
+        "OWNER": [escape(job.owner) for job in jobs],
+        "WORKLOAD": [job.workload for job in jobs],
+        "STATE": [state(job) for job in jobs],
+        "AGE": [age(job.created_at) for job in jobs],
+        "PROGRESS": [escape(_progress(job, declared[job.workload])) for job in jobs],
     }
-    if out.is_terminal and out.width < _WIDE:
-        columns = {name: columns[name] for name in ("ID", "STATE", "AGE", "PROGRESS")}
-    print_table(tuple(columns), zip(*columns.values(), strict=True))
+    if terminal.is_terminal:
+        columns = _fitting(columns, terminal.width)
+    table = make_table(tuple(columns), zip(*columns.values(), strict=True))
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    return table
+
+
+def _fitting(columns: Mapping[str, list[str]], available: int) -> dict[str, list[str]]:
+    """The columns that leave enough of the terminal's width for the progress."""
+    widths = {name: max(map(width, (name, *cells))) + 2 for name, cells in columns.items() if name != "PROGRESS"}
+    omitted = set[str]()
+    for name in _DROPPED:
+        if sum(size for other, size in widths.items() if other not in omitted) + _PROGRESS_WIDTH <= available:
+            break
+        omitted.add(name)
+    return {name: cells for name, cells in columns.items() if name not in omitted}
 
 
 def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:

@@ -21,6 +21,8 @@ from rolecall.spec.visible import visible
 _UNBOUNDED = 10_000
 _WHOLE = frozenset({"ID", "JOB", "NODE", "TARGET", "WORKER", "WORKLOAD"})
 _MAX_SCORES = 2
+NAME_CHARS = 24
+"""The length to which a terminal cuts the names of jobs in lists."""
 
 
 class Terminal(Console):
@@ -48,13 +50,26 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without borders. Ids and names stay on one line, so that they can be copied."""
+    """A table without borders. Ids and names are whole and on one line, so that they can be copied."""
+    rows = list(rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+    for place, heading in enumerate(headings):
+        is_whole = heading in _WHOLE
+        least = max((width(row[place]) for row in rows), default=None) if is_whole else None
+        table.add_column(heading, overflow="fold", no_wrap=is_whole, min_width=least)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def width(cell: str) -> int:
+    """The columns of a terminal that a cell of a table takes, whose markup takes none."""
+    return out.render_str(cell).cell_len
+
+
+def cut(text: str, chars: int) -> str:
+    """`text` with up to `chars` characters."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
 def state(document: JobOverview) -> str:

@@ -15,7 +15,7 @@ from rolecall.cli.exits import Exit
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import Terminal, age, make_table, out, print_json, progress, state
+from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state
 from rolecall.client import Client
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
@@ -98,7 +98,7 @@ def _job_table(jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDo
     rows = [
         (
             escape(job.id),
-            escape(job.name),
+            escape(cut(job.name, NAME_CHARS)),
             state(job),
             age(job.created_at),
             escape(job.waiting_for or progress(job.progress, declared.get(job.workload, ()))),

@@ -37,4 +37,5 @@ def connect(url: str | None = None, token: str | None = None) -> Client:
 
     By default, the address and the token come from `ROLECALL_URL` and `ROLECALL_TOKEN`, or from `rolecall local`.
     """
-    return Client(find(url or os.environ.get("ROLECALL_URL"), token or os.environ.get("ROLECALL_TOKEN")))
+    given = token or os.environ.get("ROLECALL_TOKEN")
+    return Client(find(url or os.environ.get("ROLECALL_URL"), given, "the argument token"))

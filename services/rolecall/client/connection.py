@@ -4,7 +4,7 @@ import json
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +26,8 @@ class Connection:
     token: str
     trust: Trust | None = None
     """The CA and name for the verification of the master's certificate, if the environment configures them."""
+    origin: str = field(default="", compare=False)
+    """The place that the token comes from, such as `ROLECALL_TOKEN`; empty if it is unknown."""
 
     def is_exposed(self) -> bool:
         """Return whether calls leave this machine in clear text. Resolves the host, and doesn't count unknown ones."""
@@ -77,16 +79,22 @@ def stored() -> Connection | None:
     """The cluster that `rolecall local` stored, or None."""
     try:
         content = json.loads(connection_file().read_text())
-        return Connection(content["url"], content["token"])
+        return Connection(content["url"], content["token"], origin=str(connection_file()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"{connection_file()} can't be read ({error}); remove it, or pass --url") from None
 
 
-def find(url: str | None, token: str | None) -> Connection:
-    """Complete the options with values from the environment and the stored cluster."""
-    token = token or _token_from_file()
+def find(url: str | None, token: str | None, origin: str = "--token") -> Connection:
+    """Complete the options with values from the environment and the stored cluster.
+
+    `origin` names the place of `token`, if it is not the one of the environment.
+    """
+    if token == os.environ.get("ROLECALL_TOKEN"):
+        origin = "ROLECALL_TOKEN"
+    if not token and (token := _token_from_file()):
+        origin = f"ROLECALL_TOKEN_FILE={os.environ['ROLECALL_TOKEN_FILE']}"
     # The TLS settings come from the same variables as those of a node.
     ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
     trust = Trust(ca=ca, name=name or None) if ca else None
@@ -95,13 +103,13 @@ def find(url: str | None, token: str | None) -> Connection:
     if "://" not in address:
         raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
     if token:
-        return Connection(address, token, trust)
+        return Connection(address, token, trust, origin)
     if local and _with_one_loopback(local.url) == _with_one_loopback(address):
         return local  # With its own address: another user's program may listen at another name of this machine.
     if not (url or local):
         raise Unreachable(
-            "no cluster of `rolecall local` is running on this machine; "
-            "start one with `rolecall local`, or name another with --url or ROLECALL_URL",
+            "no cluster of `rolecall local` is running on this machine; if one is starting, wait until it prints "
+            "`ready`; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL",
         )
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",

@@ -30,6 +30,9 @@ _ERRORS: dict[int, type[ClientError]] = {
     429: Refused,
 }
 
+_AWAY = {502, 503, 504}
+"""The answers of a master that starts or stands by, and of a proxy in front of a master that doesn't listen yet."""
+
 
 class Transport:
     """A connection to one master, and a context manager. `raw` is the body of the last response."""
@@ -38,6 +41,7 @@ class Transport:
         self.url = connection.url
         self.raw: Any = None
         self._trust = connection.trust
+        self._origin = connection.origin
         headers = {"Authorization": f"Bearer {connection.token}"}
         try:
             options = client_options(connection.trust)
@@ -80,7 +84,7 @@ class Transport:
     def send(self, method: str, path: str, **given: Any) -> Any:
         with self._explained():
             answer = self._http.request(method, path, **given, **request_options(self._trust))
-        _check(answer, self.url)
+        self._check(answer)
         try:
             self.raw = answer.json() if answer.content else None
         except ValueError:
@@ -97,7 +101,7 @@ class Transport:
         with self._explained(), call as answer:
             if answer.is_error:
                 answer.read()
-            _check(answer, self.url)
+            self._check(answer)
             yield answer
 
     @contextmanager
@@ -116,17 +120,25 @@ class Transport:
             if why := explain(error, self.url, self._trust):
                 raise Unreachable(f"no master answers at {self.url}: {why}") from None
             raise Unreachable(
-                f"no master answers at {self.url} ({error or type(error).__name__}); "
-                "start one with `rolecall local`, or name another with --url or ROLECALL_URL",
+                f"no master answers at {self.url} ({error or type(error).__name__}); if it is starting, try again in a "
+                "moment; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL",
             ) from None
 
-
-def _check(answer: httpx.Response, url: str) -> None:
-    if answer.is_success:
-        return
-    if answer.status_code == 401:
-        raise Unauthorized(f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token")
-    raise _ERRORS.get(answer.status_code, Unreachable)(_explain(answer))
+    def _check(self, answer: httpx.Response) -> None:
+        if answer.is_success:
+            return
+        if answer.status_code == 401:
+            source = f" from {self._origin}" if self._origin else ""
+            raise Unauthorized(
+                f"{self.url} does not accept the token{source}; set ROLECALL_TOKEN or pass --token, with a token of "
+                "this cluster (an operator creates one with `rolecall tokens create`)"
+            )
+        text = _explain(answer)
+        if answer.status_code == 403 and self._origin:
+            text += f" (this token is from {self._origin}; pass another one with --token)"
+        if answer.status_code in _AWAY:
+            text += f"; if the master at {self.url} is starting, try again in a moment"
+        raise _ERRORS.get(answer.status_code, Unreachable)(text)
 
 
 def _explain(answer: httpx.Response) -> str:

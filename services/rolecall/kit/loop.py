@@ -4,6 +4,7 @@ All ranks of the default process group run the loop in lockstep. Without a proce
 Subclasses define the model and the step.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from rolecall.edge.logs import about
 from rolecall.kit.params import TrainingParams
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
@@ -24,6 +26,9 @@ from rolecall.spec.state import StopMode
 from rolecall.spec.timeline import STEP_CATEGORIES
 from rolecall.spec.workload import Params
 
+_LOG = logging.getLogger(__name__)
+_LOG_EVERY_S = 5.0
+"""The interval between two lines about progress in a worker's log. Short epochs must not fill it."""
 _SPENT = "spent"
 """The key of the time spent so far in a checkpoint."""
 Batch = TypeVar("Batch")
@@ -57,6 +62,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self.position = position
         self._clock = clock
         self._last_save = clock()
+        self._next_log = clock()
         self._resumed = TimeSpent()
         self._began = context.timeline.seconds()
 
@@ -140,6 +146,14 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         # With a clock on each rank, one overdue checkpoint would trigger the next.
         return _is_rank_zero() and every_s is not None and self._clock() - self._last_save >= every_s
 
+    def log_due(self, *, is_last: bool) -> bool:
+        """True on the first worker of the role if progress has not been logged for some seconds, or if `is_last`."""
+        now = self._clock()
+        due = self.context.role_rank == 0 and (is_last or now >= self._next_log)
+        if due:
+            self._next_log = now + _LOG_EVERY_S
+        return due
+
 
 @dataclass(frozen=True, slots=True)
 class EpochPosition:
@@ -164,9 +178,10 @@ class EpochPosition:
 class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     """One rank's share of an epoch-based training job."""
 
-    def __init__(self, context: WorkerContext[P]) -> None:
-        super().__init__(context, EpochPosition())
+    def __init__(self, context: WorkerContext[P], *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(context, EpochPosition(), clock=clock)
         self._checkpoint_pending = False
+        self._last_loss: torch.Tensor | float | None = None
         self._lookahead: Lookahead[Batch] | None = None
 
     @property
@@ -237,9 +252,12 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         first_sample = self.position.samples
         self._agreement = Agreement(self.position.step)
         while not self._finished():
+            epoch_began, epoch_first = self._clock(), self.position.samples
             if not self._train_epoch():
                 return None
-            self._finish_epoch()
+            seconds = self._clock() - epoch_began
+            scores = self._finish_epoch()
+            self._log_epoch((self.position.samples - epoch_first) / max(seconds, 1e-9), scores)
             epoch, stale = self.position.epoch, self.position.stale_epochs
             is_early = epoch < self.params.epochs and not self._out_of_steps()
             if self._is_stale() and is_early and self.context.role_rank == 0:
@@ -284,7 +302,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _run_step(self, batch: Batch) -> None:
         samples = self.samples(batch)
-        loss = self.train_step(batch)
+        loss = self._last_loss = self.train_step(batch)
         self.context.report(
             self.position.step + 1,
             loss=loss,
@@ -304,10 +322,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         overdue = self.checkpoint_overdue(self.params.checkpoint_every_s)
         return Decision(stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or overdue)
 
-    def _finish_epoch(self) -> None:
+    def _finish_epoch(self) -> dict[str, float]:
         """Report the epoch's metrics and scores, keep the checkpoint of the best epoch, and advance to the next epoch.
 
-        Raises `InputError` if early stopping gets no score.
+        Returns the scores of the validation data. Raises `InputError` if early stopping gets no score.
         """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
         reported = dict(self.epoch_metrics())
@@ -329,6 +347,17 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         elif self._checkpoint_pending:
             self.save()
         self._checkpoint_pending = False
+        return metrics or {}
+
+    def _log_epoch(self, samples_per_s: float, scores: Mapping[str, float]) -> None:
+        if self.log_due(is_last=self._finished()):
+            # To read the loss waits for its device, so it is done only for a line. An attempt that resumes from the
+            # last step of an epoch has none yet.
+            losses = {} if self._last_loss is None else {"loss": float(self._last_loss)}
+            figures = "".join(f"{name} {value:.4g}, " for name, value in (losses | dict(scores)).items())
+            text = "epoch %d of %d ended: %s%s samples/s"
+            number, rate = self.position.epoch, f"{samples_per_s:,.0f}"
+            _LOG.info(text, number, self.params.epochs, figures, rate, extra=about("epoch_ended"))
 
     def _update_best(self, metrics: dict[str, float]) -> bool:
         """With early stopping, update the best value in the position. Returns whether it improved."""

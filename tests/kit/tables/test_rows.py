@@ -1,5 +1,7 @@
 import gzip
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +72,11 @@ def test_no_header_and_another_delimiter(tmp_path: Path) -> None:
     assert labels(table(path, csv={"delimiter": ";", "column_names": ["y", "c", "n"]})) == [1, 0]
 
 
+def test_unused_columns_may_contain_anything(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"y,c,n,m\n1,a,1,\xff\0\n")
+    assert labels(table(tmp_path / "a.csv")) == [1]
+
+
 def test_named_positive_values(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "yes,a,1", "no,a,1", "maybe,a,1")
     assert labels(table(path, label={"column": "y", "positive": ["yes", "maybe"]})) == [1, 0, 1]
@@ -80,7 +87,7 @@ def test_bad_rows_are_counted_with_file_and_line(tmp_path: Path) -> None:
     chunks, bad = read_all(table(path, max_bad_rows=6))
     assert sum(len(chunk.labels) for chunk in chunks) == 2
     assert bad.count == 6
-    assert f"{path} row 3: 2 columns instead of 3" in bad.first
+    assert f"{path} row 3: 2 columns instead of 3, split at ','" in bad.first
     assert f"{path} row 4: n is 'many', not a finite number" in bad.first
 
 
@@ -102,7 +109,10 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", b"", "Empty CSV file"),
-        ("a.csv", b"y,c,n\n1,\xff,1\n", "UTF8"),
+        ("a.csv", b"y,c,n\n1,\xff,1\n", "line 2 is not text in UTF-8 .byte 0xff.*iconv -t UTF-8"),
+        ("a.csv", "y,c,n\n1,a,1\n".encode("utf-16"), "line 1 is not text in UTF-8 .byte 0xff"),
+        ("a.csv", b"\x7fELF\0,y", "line 1 is not text in UTF-8 .byte 0x00"),
+        ("a.csv", b"y,c,n\n" + b"1,a,1\n" * 20_000 + b"1,\xff,1\n", "UTF8.*; it must be text in UTF-8 with a header"),
         ("a.csv.gz", gzip.compress(b"y,c,n\n" + b"1,a,1\n" * 1000, mtime=0)[:-9], "can't be parsed as csv"),
         ("a.csv.gz", b"plain", "can't be parsed as csv"),
         ("a.parquet", b"plain", "can't be parsed as parquet"),
@@ -113,6 +123,30 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_all(table(tmp_path / name))
+
+
+PASSWD = "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {},
+            "has no column 'y'; its columns are: root:x:0:0:root:/root:/bin/bash; this is line 1, split at ',': if "
+            "another character separates the columns, set data.csv.delimiter; if line 1 is not a header, set "
+            "data.csv.column_names",
+        ),
+        ({"csv": {"column_names": ["y", "c", "n"]}}, "row 1: 1 column instead of 3, split at ','; "),
+        ({"csv": {"column_names": ["x", "c", "n"]}}, "columns are: x, c, n; these are data.csv.column_names"),
+    ],
+)
+def test_a_text_that_is_no_table_is_named_with_what_was_expected(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "passwd.csv").write_text(PASSWD)
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_all(table(tmp_path / "passwd.csv", **options))
 
 
 @pytest.mark.parametrize(

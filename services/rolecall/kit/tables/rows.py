@@ -5,6 +5,7 @@ Every pass over the same files returns the same valid rows with the same row num
 # pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false
 
+import codecs
 import difflib
 import re
 import zlib
@@ -27,6 +28,9 @@ from rolecall.spec.errors import InputError
 _BLOCK_BYTES = 1 << 20  # Arrow prefetches up to 32 blocks
 _CHUNK_ROWS = 32_768
 _MAX_REPORTS = 5
+_TEXT_BYTES = 1 << 16
+"""The part of a CSV file that is searched for the cause of an error, which Arrow names by the index of a column."""
+_MAX_CHARS = 500
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _YES, _NO = ["1", "1.0", "true", "True", "TRUE"], ["0", "0.0", "false", "False", "FALSE"]
 
@@ -106,23 +110,60 @@ def read(files: list[TableFile], data: Data, bad: BadRows) -> Iterator[Rows]:
 
 def require_columns(file: TableFile, data: Data) -> None:
     """Raises `InputError` unless `file` is readable, has all columns of `data`, and the label has a usable type."""
-    schema = _schema(file, data.csv)
-    names = list(schema.names)
+    schema, names = _schema(file, data.csv)
     for column in data.columns:
         if column not in names:
+            _require_text(file)
             near = difflib.get_close_matches(column, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"{file.url} has no column {column!r}; {hint}its columns are: {', '.join(names)}")
+            given = ", ".join(names)[:_MAX_CHARS]
+            advice = "" if near or file.format == "parquet" else _header_advice(file, data.csv)
+            raise InputError(f"{file.url} has no column {column!r}; {hint}its columns are: {given}{advice}")
     if file.format == "parquet":  # Columns of CSV files are read as text.
         _require_label_type(file, data.label, schema.field(data.label.column).type)
 
 
-def _schema(file: TableFile, csv: Csv) -> pa.Schema:
-    with file.open() as stream, _parse_errors(file):
+def _header_advice(file: TableFile, csv: Csv) -> str:
+    """Says how the columns of a CSV file were found, for names that look like another kind of text."""
+    if csv.column_names is not None:
+        return "; these are data.csv.column_names"
+    return (
+        f"; this is line 1, split at {_delimiter(file, csv)!r}: if another character separates the columns, set "
+        "data.csv.delimiter; if line 1 is not a header, set data.csv.column_names"
+    )
+
+
+def _schema(file: TableFile, csv: Csv) -> tuple[pa.Schema, list[str]]:
+    """The file's columns, and their names."""
+    with file.open() as stream, _parse_errors(file, csv):
         if file.format == "parquet":
-            return pq.ParquetFile(stream).schema_arrow
-        with pacsv.open_csv(stream, _read_options(csv), _parse_options(file, csv, lambda _: "skip")) as reader:
-            return reader.schema
+            schema = pq.ParquetFile(stream).schema_arrow
+        else:
+            with pacsv.open_csv(stream, _read_options(csv), _parse_options(file, csv, lambda _: "skip")) as reader:
+                schema = reader.schema
+        return schema, list(schema.names)
+
+
+def _require_text(file: TableFile) -> None:
+    """Raises `InputError` if the beginning of a CSV file is not text in UTF-8, which explains other errors.
+
+    Not called before there is one: columns that a job does not use may contain anything.
+    """
+    if file.format == "parquet":
+        return
+    with file.open() as stream:
+        begin = stream.read(_TEXT_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+        bad = begin.find(b"\0")
+    except UnicodeDecodeError as error:
+        bad = error.start
+    if bad >= 0:
+        line = begin.count(b"\n", 0, bad) + 1
+        raise InputError(
+            f"{file.url} line {line} is not text in UTF-8 (byte 0x{begin[bad]:02x}), as a {file.format} file must be; "
+            "convert a text with `iconv -t UTF-8`, or set data.format if it is a Parquet file"
+        )
 
 
 def _require_label_type(file: TableFile, label: Label, kind: pa.DataType) -> None:
@@ -179,7 +220,7 @@ class _Chunk:
 def _chunks(file: TableFile, data: Data, bad: BadRows) -> Iterator[_Chunk]:
     skipped: list[int] = []
     first = 2 if file.format != "parquet" and data.csv.column_names is None else 1
-    with file.open() as stream, _parse_errors(file):
+    with file.open() as stream, _parse_errors(file, data.csv):
         if file.format == "parquet":
             batches = pq.ParquetFile(stream).iter_batches(_CHUNK_ROWS, columns=data.columns)
         else:
@@ -192,7 +233,8 @@ def _chunks(file: TableFile, data: Data, bad: BadRows) -> Iterator[_Chunk]:
 def _csv(file: TableFile, stream: BinaryIO, data: Data, bad: BadRows, skipped: list[int]) -> Iterator[pa.RecordBatch]:
     def skip(row: Any) -> str:
         skipped.append(row.number)
-        bad.add(file, row.number, f"{row.actual_columns} columns instead of {row.expected_columns}")
+        found = "1 column" if row.actual_columns == 1 else f"{row.actual_columns} columns"
+        bad.add(file, row.number, f"{found} instead of {row.expected_columns}, split at {_delimiter(file, data.csv)!r}")
         return "skip"
 
     convert = pacsv.ConvertOptions(include_columns=data.columns, column_types=dict.fromkeys(data.columns, pa.string()))
@@ -206,17 +248,25 @@ def _read_options(csv: Csv) -> pacsv.ReadOptions:
 
 
 def _parse_options(file: TableFile, csv: Csv, skip: Callable[[Any], str]) -> pacsv.ParseOptions:
-    delimiter = csv.delimiter or ("\t" if file.format == "tsv" else ",")
-    return pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip)
+    return pacsv.ParseOptions(delimiter=_delimiter(file, csv), newlines_in_values=True, invalid_row_handler=skip)
+
+
+def _delimiter(file: TableFile, csv: Csv) -> str:
+    return csv.delimiter or ("\t" if file.format == "tsv" else ",")
 
 
 @contextmanager
-def _parse_errors(file: TableFile) -> Iterator[None]:
-    """Turn errors of readers and decompressors into an `InputError` with the file's name."""
+def _parse_errors(file: TableFile, csv: Csv) -> Iterator[None]:
+    """Turn errors of readers and decompressors into an `InputError` with the file's name and what is expected."""
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{file.url} can't be parsed as {file.format}: {error}") from error
+    except (pa.ArrowException, UnicodeError, OSError, EOFError, zlib.error) as error:
+        if isinstance(error, pa.ArrowException | UnicodeError):
+            _require_text(file)
+        header = "a header in line 1" if csv.column_names is None else "no header"
+        expected = f"; it must be text in UTF-8 with {header}, and {_delimiter(file, csv)!r} between the columns"
+        why = f"{error}"[:_MAX_CHARS] + ("" if file.format == "parquet" else expected)
+        raise InputError(f"{file.url} can't be parsed as {file.format}: {why}") from error
 
 
 def _parse(chunk: _Chunk, start: int, data: Data, bad: BadRows) -> Rows:

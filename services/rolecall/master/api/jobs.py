@@ -12,6 +12,7 @@ from rolecall.master.api.parameters import Cursor, JobId, LabelFilter, merge_pat
 from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
+from rolecall.master.field_errors import unknown
 from rolecall.master.job_changes import changes
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
@@ -21,7 +22,7 @@ from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import AwareMoment
-from rolecall.spec.errors import InvalidJob
+from rolecall.spec.errors import InvalidJob, InvalidRequest
 from rolecall.spec.job import JobDocument, JobUpdate
 from rolecall.spec.labels import MAX_LABELS
 from rolecall.spec.state import JobState
@@ -70,6 +71,11 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     )
     async with master.database.read() as connection:
         found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
+        if workload is not None and not found and workload not in master.catalogue.workloads:
+            # Jobs of a workload that is no longer installed can still be listed.
+            used = await listing.workloads(connection, selection.owner)
+            if workload not in used:
+                raise InvalidRequest([unknown("workload", "workload", workload, {*master.catalogue.workloads, *used})])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
     return JobPage(jobs=shown, next_cursor=str(ListPlace.of(found[-1])) if more else None)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query
@@ -23,7 +24,7 @@ from rolecall.master.log_starts import start_of_last, start_since
 from rolecall.master.segments import Chunk
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
-from rolecall.master.store.records import WorkerRecord
+from rolecall.master.store.records import JobSummary, WorkerRecord
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.master.user_threads import Search, UserThreads
 from rolecall.spec.bounds import MAX_INTEGER
@@ -138,13 +139,14 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     reader = Reader(master.streams, master.log_threads, caller.name)
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
+    position = Position.parse(last_event_id) if follow else Position()
+    # Before the answer begins, because a stream that has begun can only break off.
+    members = await _members(master, job, position.attempt or attempt or record.attempt)
+    _check_choice(record, members, choice)
     if follow:
-        position = Position.parse(last_event_id)
-        if number := position.attempt or attempt:
-            await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
         events = _follow(master, reader, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
-    members = await _members(master, job, attempt or record.attempt, choice)
+    members = [worker for worker in members if choice.admits(worker)]
     return StreamingResponse(_whole(reader, members, choice), media_type="text/plain; charset=utf-8")
 
 
@@ -268,7 +270,8 @@ class _Follower:
             return
         if self._position.attempt != attempt:
             self._position = Position(attempt)
-        self._members = await _members(self._master, job, attempt, self._choice)
+        members = await _members(self._master, job, attempt)
+        self._members = [worker for worker in members if self._choice.admits(worker)]
         # A client's position can have other ranks, and each event repeats it.
         given = self._position.offsets
         self._position = Position(attempt, {one.rank: given[one.rank] for one in self._members if one.rank in given})
@@ -331,10 +334,27 @@ class _Follower:
         return "".join(texts).encode()
 
 
-async def _members(master: Master, job: str, attempt: int, choice: Choice) -> list[WorkerRecord]:
+async def _members(master: Master, job: str, attempt: int) -> list[WorkerRecord]:
     async with master.database.read() as connection:
-        members = await workers.of_attempt(connection, job, attempt)
-    return [worker for worker in members if choice.admits(worker)]
+        return await workers.of_attempt(connection, job, attempt)
+
+
+def _check_choice(job: JobSummary, members: list[WorkerRecord], choice: Choice) -> None:
+    """Raise `NotFound` if the job has no such workers. Before its first attempt, only its roles are known."""
+    wanted = f"no {choice.role or 'worker'}" + ("" if choice.rank is None else f" with rank {choice.rank}")
+    if members and not any(choice.admits(worker) for worker in members):
+        raise NotFound(f"job {job.id} has {wanted}; attempt {members[0].attempt} has: {_ranks_by_role(members)}")
+    if not members and choice.role and job.roles and choice.role not in job.roles:
+        raise NotFound(f"job {job.id} has {wanted}; it has: {', '.join(job.roles)}")
+
+
+def _ranks_by_role(members: list[WorkerRecord]) -> str:
+    """Such as `parameter-server (rank 0), trainer (ranks 1 to 4)`; a gang can have thousands of ranks."""
+    named: list[str] = []
+    for role, group in groupby(members, key=lambda worker: worker.role):
+        ranks = [worker.rank for worker in group]
+        named.append(f"{role} (rank {ranks[0]})" if len(ranks) == 1 else f"{role} (ranks {ranks[0]} to {ranks[-1]})")
+    return ", ".join(named)
 
 
 def _prefix(worker: WorkerRecord) -> str:

@@ -75,6 +75,12 @@ async def page(
     return found[:limit], len(found) > limit
 
 
+async def workloads(connection: AsyncConnection, owner: str | None) -> set[str]:
+    """The workloads of all jobs, or of those of an owner."""
+    own = () if owner is None else (jobs.c.owner == owner,)
+    return set(await connection.scalars(select(jobs.c.workload).where(visible(), *own).distinct()))
+
+
 def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
     if selection.states:
         yield jobs.c.state.in_(selection.states)

@@ -177,7 +177,8 @@ class Params(workload.Params):
     running return must exceed it, as in the tutorial. `threshold` is the reward threshold of the environment's
     registration. By default the job ends only after its last step."""
     log_every_updates: Updates | None = None
-    """Number of updates between two lines about the returns in the agent's log; by default none."""
+    """Number of updates between two lines about the returns in the agent's log; by default there is one every few
+    seconds."""
     evaluation: Evaluation = Evaluation()
     """Evaluation of the policy."""
     normalize_observations: bool = False

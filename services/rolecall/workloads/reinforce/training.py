@@ -221,7 +221,8 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _report(self, steps: int, losses: dict[str, float], episodes: dict[str, float]) -> None:
         position, every = self.position, self.params.log_every_updates
-        if every is not None and position.update % every == 0:
+        is_last = self._finished()
+        if self.log_due(is_last=is_last) if every is None else position.update % every == 0 or is_last:
             last = f"{episodes['observer_return_min']:.2f}" if episodes else "none"
             text = "update %d: lowest return of an observer %s, running return %.2f"
             _LOG.info(text, position.update, last, position.running_return, extra=about("returns"))
