@@ -161,13 +161,13 @@ def test_a_change_during_a_reading_counts_no_time_twice() -> None:
 
 
 def test_a_span_costs_microseconds() -> None:
-    """Ten spans of a step of 5 ms are 1 % of it at 5 µs; an idle machine measures about 1 µs."""
+    """Ten spans of a step of 5 ms are 1 % of it at 5 µs; an idle machine measures 1 to 3 µs."""
     timeline = Timeline()
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
+    times_s = [float("inf")]
+    while min(times_s) >= 5e-6 and len(times_s) <= 20:  # Other tests share the cores' caches.
+        begin = time.process_time()
         for _ in range(1000):
             with timeline.span("forward"):
                 pass
-        best = min(best, (time.perf_counter() - begin) / 1000)
-    assert best < 5e-6
+        times_s.append((time.process_time() - begin) / 1000)
+    assert min(times_s) < 5e-6, times_s
