@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, takewhile
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -23,6 +23,8 @@ _SERIES_OVERHEAD = 64 << 10
 """Bytes that count for each series besides its lines, so that there are at most about 1,000."""
 _LINE_OVERHEAD = 150
 """About the bytes that Python needs to keep a line, besides its text."""
+_STREAMS_AT_ONCE = 20
+"""The number of streams whose names one call of a thread reads: each call takes as long as a stream without news."""
 _MOST_NAMES = 200_000
 """The maximum of the sizes of the names of all streams."""
 
@@ -77,29 +79,34 @@ class SeriesBook:
             return points
 
     async def lowest_ranks(self, user: str, keys: Iterable[StreamKey]) -> list[StreamKey]:
-        """Those of the streams that have a value which no lower rank of their attempt reported, for a user."""
+        """Those of a job's streams that have a value which no lower rank of their attempt reported, for a user."""
         found, known = list[StreamKey](), defaultdict[int, set[str]](set)
-        for key in sorted(keys, key=lambda key: (key.attempt, key.rank)):
-            names = await self._names_in(user, key)
-            if not names <= known[key.attempt]:
-                known[key.attempt] |= names
-                found.append(key)
+        ordered = sorted(keys, key=lambda key: (key.attempt, key.rank))
+        for start in range(0, len(ordered), _STREAMS_AT_ONCE):
+            for key, names in (await self._names_in(user, ordered[start : start + _STREAMS_AT_ONCE])).items():
+                if not names <= known[key.attempt]:
+                    known[key.attempt] |= names
+                    found.append(key)
         return found
 
     def _lock_of(self, user: str, key: StreamKey) -> asyncio.Lock:
         """Not one for all users: it is held while its user waits for a thread."""
         return self._locks.setdefault((user, key.job), asyncio.Lock())
 
-    async def _names_in(self, user: str, key: StreamKey) -> set[str]:
-        async with self._lock_of(user, key):
-            known = self._names.take(key)
-            one = await self._threads.run(user, self._read_names, key, known)
-            self._names.keep(key, one, one.size)
-            return one.names
+    async def _names_in(self, user: str, keys: Sequence[StreamKey]) -> dict[StreamKey, set[str]]:
+        """The names in streams of one job."""
+        async with self._lock_of(user, keys[0]):
+            known = {key: self._names.take(key) for key in keys}
+            found = await self._threads.run(user, self._read_names, known)
+            for key, one in found.items():
+                self._names.keep(key, one, one.size)
+            return {key: one.names for key, one in found.items()}
 
-    def _read_names(self, key: StreamKey, known: SeriesNames | None) -> SeriesNames:
-        one = known or SeriesNames(self._streams, key)
-        return one.feed(self._lines(key, one.end))
+    def _read_names(self, known: Mapping[StreamKey, SeriesNames | None]) -> dict[StreamKey, SeriesNames]:
+        found = {key: one or SeriesNames(self._streams, key) for key, one in known.items()}
+        for key, one in found.items():
+            one.feed(self._lines(key, one.end))
+        return found
 
     def _lines(self, key: StreamKey, start: int) -> Iterator[bytes]:
         return takewhile(lambda raw: not is_incomplete(raw), self._streams.lines(key, start))
