@@ -128,6 +128,7 @@ def pytest_collection_finish() -> None:
     The little garbage that they leave stays, because to search for it takes longer than to keep it.
     """
     gc.freeze()
+    gc.set_threshold(20_000)  # Instead of 700: few objects of a test outlive it.
     gc.enable()
 
 

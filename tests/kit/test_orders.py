@@ -23,9 +23,9 @@ def flat(actions: Iterable[Any]) -> Iterator[Task]:
 def test_multi_stage_schedules_are_planned_as_torch_does(name: ScheduleName) -> None:
     rules = SCHEDULES[name]
     compared = 0
-    for ranks in (2, 3, 4, 8):
+    for ranks, counts in {2: (1, 2, 3, 6, 8, 21), 3: (1, 2, 3, 6, 8), 4: (2, 6, 8), 8: (8,)}.items():
         for virtual in {2, min(3, rules.virtual_stages[1])}:
-            for micro_batches in (1, 2, 3, 6, 8, 21):
+            for micro_batches in counts:
                 if rules.micro_batches.is_valid(micro_batches, ranks, ranks * virtual):
                     theirs = get_schedule_ops(name, ranks, micro_batches, virtual)
                     assert planned_order(name, ranks, micro_batches, virtual) == [list(flat(own)) for own in theirs]

@@ -118,7 +118,7 @@ def test_gradients_in_closed_form_are_those_of_autograd(
     for _ in range(20):
         losses = update_policy(algorithm, ours, gradients, optimizers[0], batch)
         assert losses["loss"] == pytest.approx(autograd.update(reference, optimizers[1], batch), abs=1e-10)
-        torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
 
 
 def test_large_batches_pass_in_parts(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
