@@ -271,10 +271,13 @@ def test_words_are_found_in_each_kind_of_name() -> None:
 
 
 def _questions(source: str) -> Iterator[str]:
-    """The docstrings of modules, classes and functions that open like a question."""
+    """The docstrings of modules, classes, functions and attributes that open like a question."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, DOCUMENTED) and QUESTION.match(text := ast.get_docstring(node) or ""):
-            yield text.partition("\n")[0]
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if QUESTION.match(text):
+                yield text.partition("\n")[0]
+            case _:
+                pass
 
 
 def test_docstrings_of_the_services_do_not_open_like_a_question() -> None:
@@ -296,5 +299,7 @@ class Lag:
         return "Why not"
     async def who(self):
         """Who is late."""
+    delay: float
+    """Where the delay is."""
 '''
-    assert sorted(_questions(source)) == ["How late it is.", "What is late.", "Who is late."]
+    assert sorted(_questions(source)) == ["How late it is.", "What is late.", "Where the delay is.", "Who is late."]

@@ -1,6 +1,8 @@
 """The children of this process, and their ends."""
 
+import errno
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -37,3 +39,22 @@ def test_what_does_not_end_in_time_is_returned(monkeypatch: pytest.MonkeyPatch) 
         assert end_children(lambda: {process.pid}, 0.01) == {process.pid}
         monkeypatch.undo()
         process.kill()
+
+
+def test_a_signal_that_the_container_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
+    def refuse(descriptor: int, number: int) -> None:
+        refused.append(number)
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # The parent remains, so its child is found.
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    command = ["sh", "-c", "sleep 60 & echo; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert end_children(lambda: {process.pid}, 0.15) == {process.pid}
+        monkeypatch.undo()
+        os.killpg(process.pid, signal.SIGKILL)
+    assert set(refused) == {signal.SIGKILL}

@@ -12,8 +12,9 @@ The layers, from top to bottom. Imports point down only, which import-linter che
     network                  interfaces, routes and links between nodes
     edge | settings          the network interface of the programs; the only reader of the container's environment
     trackers                 the writing of jobs to MLflow and TensorBoard, at the same level
-    spec | retry | daemon_thread | landlock | seccomp | untrusted_files
-                             shared data types, without I/O, clock and torch; delays of retries; threads; system calls
+    spec | retry | daemon_thread | landlock | seccomp | untrusted_files | durable_files | orphans
+                             shared data types, without I/O, clock and torch; delays of retries; threads; system calls;
+                             files that outlast a power failure; the ends of child processes
     process                  settings of the kernel for a process
 """
 

@@ -107,9 +107,11 @@ def _program(calls: _Calls, own: int) -> Iterator[Instruction]:
         yield _fail(errno.EPERM)
     yield from _if_call(calls.setpriority, _unless_argument(0, (0,)))  # PRIO_PROCESS
     yield from _if_call(calls.ioprio_set, _unless_argument(0, (1,)))  # IOPRIO_WHO_PROCESS
-    yield from _if_call(calls.socket, _reject_argument(0, socket.AF_VSOCK))
+    allow = (_RETURN, 0, 0, _ALLOW)
+    no_vsock = [_load(_ARGUMENTS), (_IF_EQUAL, 0, 1, socket.AF_VSOCK), _fail(errno.EPERM), allow]
+    yield from _if_call(calls.socket, no_vsock)
     yield from _if_call(calls.prlimit, _unless_argument(0, (0, own), _reject_pointer(2)))
-    yield _RETURN, 0, 0, _ALLOW
+    yield allow
 
 
 def _if_call(number: int, rule: Sequence[Instruction]) -> Iterator[Instruction]:
@@ -123,11 +125,6 @@ def _unless_argument(index: int, allowed: Sequence[int], otherwise: Sequence[Ins
     reject = list(otherwise) or [_fail(errno.EPERM)]
     tests = [(_IF_EQUAL, len(allowed) - 1 - at + len(reject), 0, value) for at, value in enumerate(allowed)]
     return [_load(_ARGUMENTS + 8 * index), *tests, *reject, (_RETURN, 0, 0, _ALLOW)]
-
-
-def _reject_argument(index: int, value: int) -> list[Instruction]:
-    """Reject the call if its 32-bit argument is `value`, otherwise allow it."""
-    return [_load(_ARGUMENTS + 8 * index), (_IF_EQUAL, 0, 1, value), _fail(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
 
 
 def _reject_pointer(index: int) -> list[Instruction]:

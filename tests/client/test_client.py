@@ -15,9 +15,10 @@ from tests.cli.command import run_at
 from tests.master.harness import ONE_TRAINER, TOKEN, on_master, one_trainer
 
 from rolecall.cli.follow import log_lines
-from rolecall.client import Client, Unreachable
+from rolecall.client import Client, Refused, Unreachable
 from rolecall.client import client as client_module
 from rolecall.client.connection import Connection
+from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY
 from rolecall.spec.state import WorkerState
 
 # None of these ends a line, but each does for `str.splitlines`, on which HTTP libraries are built.
@@ -59,13 +60,29 @@ def test_unknown_fields_of_a_newer_master_are_ignored() -> None:
 
 
 def test_a_master_that_can_t_answer_yet_gets_another_try() -> None:
-    with (
-        answering({"detail": "standing by for another master"}, status=503) as client,
-        pytest.raises(
-            Unreachable, match=r"^standing by for another master; if the master at .* is starting, try again"
-        ),
-    ):
+    standby = {"type": PROBLEM_PREFIX + STANDBY, "detail": "standing by for another master"}
+    for answer in (standby, {"detail": "standing by for another master"}):
+        with (
+            answering(answer, status=503) as client,
+            pytest.raises(
+                Unreachable, match=r"^standing by for another master; if the master at .* is starting, try again"
+            ),
+        ):
+            client.nodes()
+
+
+def test_a_master_that_leads_names_its_own_remedy() -> None:
+    problem = {"type": f"{PROBLEM_PREFIX}check-timeout", "detail": "the check took too long; send fewer values"}
+    with answering(problem, status=503) as client, pytest.raises(Unreachable) as caught:
         client.nodes()
+    assert str(caught.value) == "the check took too long; send fewer values"
+
+
+def test_an_empty_value_is_shown() -> None:
+    problem = {"field": "name", "message": "must be text, of at least 1 character", "given": '""'}
+    with answering({"detail": "", "errors": [problem]}, status=422) as client, pytest.raises(Refused) as caught:
+        client.nodes()
+    assert str(caught.value).endswith('must be text, of at least 1 character (given: "")')
 
 
 @pytest.mark.slow

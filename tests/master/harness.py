@@ -18,7 +18,7 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 from pydantic import Field, SecretStr
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Dialect, Engine, event
 from starlette.routing import BaseRoute, compile_path
 from tests.running import accepted
 
@@ -199,6 +199,7 @@ class _Statements(dict[Any, Any]):
         return super().get(key[1:], default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        assert isinstance(key[0], Dialect), "SQLAlchemy's keys have another form now"
         super().__setitem__(key[1:], value)
 
 

@@ -20,7 +20,7 @@ from rolecall.master.clock import utc_now
 from rolecall.master.leadership import FolderLock
 from rolecall.master.server import check_standby
 from rolecall.master.store.session_lock import KEY, SessionLock
-from rolecall.spec.errors import SettingsError
+from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError
 from rolecall.spec.state import WorkerState
 
 from .harness import (
@@ -155,6 +155,7 @@ async def test_a_successor_waits_for_a_master_that_ends(tmp_path: Path) -> None:
             refusal = await second.user(method, path)
             assert refusal.status_code == 503
             assert refusal.headers["Retry-After"]
+            assert refusal.json()["type"] == PROBLEM_PREFIX + STANDBY
             assert "standing by for another master" in refusal.json()["detail"]
     await ready(second)
     assert (await second.job(job))["state"] == "queued"
@@ -243,7 +244,7 @@ async def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_en
                     assert (await late).status_code == 503
                 assert await asyncio.to_thread(process.wait, 30) == os.EX_TEMPFAIL
             assert [one["id"] for one in (await second.user("GET", "/jobs")).json()["jobs"]] == [job]
-    assert "ended, so as not to be a second master" in (tmp_path / "first.log").read_text()
+    assert "the master exits, because it no longer leads" in (tmp_path / "first.log").read_text()
 
 
 @pytest.mark.slow

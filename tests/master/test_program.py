@@ -69,7 +69,7 @@ async def test_a_loop_that_ends_takes_the_others_with_it_and_nobody_waits_for_an
                 await asyncio.sleep(0.01)
         assert program.master is None
         assert "reconciler" not in tasks()
-        assert "a loop of it has ended without an error: placer" in str(program.fault)
+        assert "a loop of the master has ended without an error, so the master exits: placer" in str(program.fault)
         assert is_free(tmp_path)
     assert stops == ["stop"]
 

@@ -51,6 +51,10 @@ async def test_browsers_without_a_session_are_sent_to_the_log_in_and_back(client
     assert linked.headers["location"] == "/ui/login?next=/ui/compare%3Fjob%3Da%26job%3Db"
     long = await client.http.get(f"/ui/compare?job={'a' * 3000}")
     assert long.headers["location"] == "/ui/login?next=/ui/compare"
+    for page, back in ((f"/ui/compare?job={'a' * 3000}", "/ui/compare"), (f"/ui/jobs/{'a' * 3000}", "/")):
+        headers = {"HX-Request": "true", "HX-Current-URL": f"http://m{page}"}
+        part = await client.http.get("/ui/overview", headers=headers)
+        assert part.headers["hx-redirect"] == f"/ui/login?next={back}"
     assert (await client.user("GET", "/ui/nope")).headers["content-type"] == "application/problem+json"
     form = (await client.http.get("/ui/login?next=/ui/compare")).text
     assert 'name="next" value="/ui/compare"' in form

@@ -22,7 +22,7 @@ from rolecall.node.findings import GpuInventory
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.master_link import MasterLink
-from rolecall.node.self_check import SelfCheck
+from rolecall.node.self_check import LastFindings, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Level
@@ -39,6 +39,7 @@ class Linked:
 
     link: MasterLink
     pool: WorkerPool
+    last: LastFindings
     health: NodeHealth
     news: asyncio.Event
     clock: ManualClock
@@ -70,18 +71,19 @@ async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
         ManualClock(),
     )
     health = NodeHealth("n", Role.TRAINER)
+    last = LastFindings(SelfCheck(settings, client, GpuInventory(0, 0)), SPEC, news.set)
     try:
         async with asyncio.TaskGroup() as tasks:
             pool = WorkerPool(
                 settings, client, contact, ForkClient(), Route("lo", "127.0.0.1"),
                 work=data, tasks=tasks, changed=news.set,
-                before_failure=lambda: asyncio.sleep(0), clock=clock,
+                before_failure=last.check_machine, clock=clock,
             )  # fmt: skip
             link = MasterLink(
                 settings, SPEC, client, contact, pool,
-                self_check=SelfCheck(settings, client, GpuInventory(0, 0)), health=health, news=news, clock=clock,
+                last=last, health=health, news=news, clock=clock,
             )  # fmt: skip
-            yield Linked(link, pool, health, news, clock, tasks)
+            yield Linked(link, pool, last, health, news, clock, tasks)
             pool.cancel()
     finally:
         await client.close()
@@ -149,10 +151,10 @@ async def test_a_check_of_the_machine_that_fails_leaves_the_findings(
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
             await told(master, lambda: master.beats)
-            findings = node.link.findings
+            findings = node.last.findings
             monkeypatch.setattr(SelfCheck, "run_machine", fail)
-            await node.link.check_machine()
-            assert node.link.findings == findings != ()
+            await node.last.check_machine()
+            assert node.last.findings == findings != ()
     assert "the check of the machine failed" in caplog.text
 
 

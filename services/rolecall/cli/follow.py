@@ -19,6 +19,7 @@ from rolecall.client import Client, Unreachable
 from rolecall.client.patience import Patience
 from rolecall.spec.api import RETENTION
 from rolecall.spec.job import AttemptDocument, JobDocument
+from rolecall.spec.report import cause_prefix
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
 
@@ -57,7 +58,8 @@ def print_outcome(document: JobDocument) -> None:
 
 def traceback_of(attempt: AttemptDocument) -> str:
     """The traceback of the worker that caused the end of an attempt; empty without one."""
-    found = (w for w in attempt.workers if (attempt.cause or "").startswith(f"{w.role}-{w.role_rank} on "))
+    cause = attempt.cause or ""
+    found = (w for w in attempt.workers if cause.startswith(cause_prefix(w.role, w.role_rank, w.node)))
     failure = next((w.failure for w in found if w.failure), None)
     return failure.traceback if failure else ""
 

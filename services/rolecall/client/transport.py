@@ -15,7 +15,7 @@ from rolecall import __version__
 from rolecall.client.connection import Connection
 from rolecall.client.errors import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
 from rolecall.edge.tls import client_options, explain, request_options
-from rolecall.spec.errors import SettingsError
+from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError
 
 _M = TypeVar("_M", bound=BaseModel)
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -31,7 +31,7 @@ _ERRORS: dict[int, type[ClientError]] = {
 }
 
 _AWAY = {502, 503, 504}
-"""The answers of a master that starts or stands by, and of a proxy in front of a master that doesn't listen yet."""
+"""The answers of a master that stands by, and of a proxy in front of a master that doesn't listen yet."""
 
 
 class Transport:
@@ -136,7 +136,7 @@ class Transport:
         text = _explain(answer)
         if answer.status_code == 403 and self._origin:
             text += f" (this token is from {self._origin}; pass another one with --token)"
-        if answer.status_code in _AWAY:
+        if answer.status_code in _AWAY and not _has_own_remedy(answer):
             text += f"; if the master at {self.url} is starting, try again in a moment"
         raise _ERRORS.get(answer.status_code, Unreachable)(text)
 
@@ -150,11 +150,21 @@ def _explain(answer: httpx.Response) -> str:
         return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
 
 
+def _has_own_remedy(answer: httpx.Response) -> bool:
+    """True for the problem documents of a master that leads. Their texts say what to do."""
+    try:
+        kind = str(answer.json().get("type"))
+    except (ValueError, AttributeError):
+        return False
+    return kind.startswith(PROBLEM_PREFIX) and kind != PROBLEM_PREFIX + STANDBY
+
+
 def _facts(problem: Mapping[str, Any]) -> str:
     """The given and the legal values in parentheses; without the given one if there is none or the message has it."""
     given = problem.get("given") or "null"
-    named = re.escape(given.strip('"'))
-    is_named = re.search(rf"(?<!\w){named}(?!\w)", problem["message"])
+    named = given.strip('"')
+    # A message can't name an empty value, but every message contains it.
+    is_named = named.strip() and re.search(rf"(?<!\w){re.escape(named)}(?!\w)", problem["message"])
     facts = [f"given: {given}"] if given != "null" and not is_named else []
     facts += [f"legal: {problem['legal']}"] if problem.get("legal") else []
     return f" ({'; '.join(facts)})" if facts else ""

@@ -16,7 +16,7 @@ from rolecall.spec.metric import EVALUATED, Metric, Split
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.spec.workload import Params, RoleCount, Workload
+from rolecall.spec.workload import Params, PerNodeParams, RoleCount, Workload
 
 __all__ = [
     "EVALUATED",
@@ -25,6 +25,7 @@ __all__ = [
     "InputError",
     "Metric",
     "Params",
+    "PerNodeParams",
     "Role",
     "RoleCount",
     "Split",

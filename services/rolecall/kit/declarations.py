@@ -13,7 +13,7 @@ TRAINING = (
     Metric("steps", "Optimizer steps completed."),
     *RESULT,
 )
-"""What a `TrainingLoop` reports."""
+"""The metrics that a `TrainingLoop` reports."""
 ACCURACY = Metric("accuracy", "Share of samples that are classified correctly.", "ratio", "higher", EVALUATED)
 EVALUATED_LOSS = Metric("loss", "Mean loss of a split.", direction="lower", splits=EVALUATED)
 CLASSIFIER = (EVALUATED_LOSS, ACCURACY)

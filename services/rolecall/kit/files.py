@@ -85,7 +85,11 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{path} can't be read: {error}") from error
     urls = {name: name if plain is not None else filesystem.unstrip_protocol(name) for name in names}
-    files = [_describe(urls[name], info) for name, info in found if info["type"] == "file"]
+    files = [
+        File(urls[name], (urls[name], str(info["size"]), *(str(info[stamp]) for stamp in _STAMPS if stamp in info)))
+        for name, info in found
+        if info["type"] == "file"
+    ]
     if not files:
         kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, for example by folder/*"
         raise InputError(f"{path} {kind}")
@@ -109,7 +113,3 @@ _GLOB_SIGNS = "*?["
 
 def _is_glob(path: str) -> bool:
     return any(sign in path for sign in _GLOB_SIGNS)
-
-
-def _describe(url: str, info: dict[str, Any]) -> File:
-    return File(url, (url, str(info["size"]), *(str(info[stamp]) for stamp in _STAMPS if stamp in info)))

@@ -146,8 +146,11 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         # With a clock on each rank, one overdue checkpoint would trigger the next.
         return _is_rank_zero() and every_s is not None and self._clock() - self._last_save >= every_s
 
-    def log_due(self, *, is_last: bool) -> bool:
-        """True on the first worker of the role if progress has not been logged for some seconds, or if `is_last`."""
+    def _take_log_turn(self, *, is_last: bool) -> bool:
+        """True on the first worker of the role if progress has not been logged for some seconds, or if `is_last`.
+
+        The caller must then log it, because the next turn comes some seconds after this one.
+        """
         now = self._clock()
         due = self.context.role_rank == 0 and (is_last or now >= self._next_log)
         if due:
@@ -350,7 +353,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return metrics or {}
 
     def _log_epoch(self, samples_per_s: float, scores: Mapping[str, float]) -> None:
-        if self.log_due(is_last=self._finished()):
+        if self._take_log_turn(is_last=self._finished()):
             # To read the loss waits for its device, so it is done only for a line. An attempt that resumes from the
             # last step of an epoch has none yet.
             losses = {} if self._last_loss is None else {"loss": float(self._last_loss)}

@@ -35,7 +35,7 @@ _KINDS = {
     "checkpoint": ("checkpoint", "#bf3989", "#f778ba"),
     "evaluation": ("evaluation", "#6639ba", "#d2a8ff"),
 }
-"""What each kind of bar means, and its colors in light and dark mode."""
+"""The meaning of each kind of bar, and its colors in light and dark mode."""
 
 
 def _colors(*, dark: bool) -> str:

@@ -20,7 +20,7 @@ class PipelineStep:
     number: int
     workers: Sequence[WorkerTimeline]
     spans: Sequence[Sequence[Span]]
-    """What each rank did from the first to the last task of the step."""
+    """The spans of each rank from the first to the last task of the step."""
     planned: Sequence[Sequence[TimedTask]]
     """The same tasks in the same order, for equal stages and instant communication."""
     bubble_measured: float

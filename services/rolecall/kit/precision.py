@@ -1,4 +1,4 @@
-"""The meaning of the parameter `precision` in all workloads.
+"""The meaning of the parameter `precision` wherever a workload offers it.
 
 `float32` and `float64` are the dtype of weights and arithmetic. `bfloat16` keeps float32 weights and computes in
 bfloat16 under `torch.autocast`. A device without bfloat16 is an error, which `kit.params.check_precision` raises before

@@ -57,6 +57,10 @@ class Catalogue:
         """Return whether the workload runs on every node; False if it is no longer installed."""
         return name in self.workloads and self.workloads[name].per_node
 
+    def target_nodes(self, name: str, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """The only nodes for a job whose workload runs on every node; empty if it runs on all, and for other jobs."""
+        return tuple(params.get("nodes", ())) if self.is_per_node(name) else ()
+
     def check_request(self, request: JobRequest) -> dict[str, Any]:
         """The complete and validated fields of the job's spec. Raises `InvalidJob` with all problems."""
         workload = self.workloads.get(request.workload)

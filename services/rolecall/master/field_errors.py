@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -188,17 +188,14 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     fitting = {at: {one for one, others in union.items() if not any(others)} for at, union in unions.items()}
     kept, merged = list[Mapping[str, Any]](), set[Path]()
     for error, place in zip(errors, places, strict=False):
-        wrong = next((at for at, label in _unions_of(place) if label not in fitting[at] and len(unions[at]) > 1), None)
+        chosen = [(place.path[:depth], label) for depth, label in place.alternatives]
+        wrong = next((at for at, label in chosen if label not in fitting[at] and len(unions[at]) > 1), None)
         if wrong is None:
             kept.append(error)
         elif not fitting[wrong] and wrong not in merged:
             merged.add(wrong)
             kept.append({**error, "loc": _loc_of(schema, error["loc"], wrong), "type": _WRONG_KIND})
     return [*kept, *errors[_READ_ERRORS:]]
-
-
-def _unions_of(place: "ErrorPlace") -> Iterator[tuple[Path, str | int]]:
-    return ((place.path[:depth], label) for depth, label in place.alternatives)
 
 
 def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[str | int]:

@@ -1,6 +1,6 @@
 """The goodput of jobs, from their attempts. What can't change any more is kept, so that a scrape reads only news."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -44,7 +44,7 @@ class History:
         attempts_read = await attempts.of_jobs(connection, list(unread)) if unread else []
         read = {job: list(own) for job, own in groupby(attempts_read, key=lambda attempt: attempt.job)}
         self._past = {
-            key: past.get(key) or _before(one, read.get(one.job.id, ()))
+            key: past.get(key) or past_of([it for it in read.get(key[0], ()) if it.number < key[1]], one.job.created_at)
             for one in reporting
             for key in [(one.job.id, one.attempt.number)]
         }
@@ -61,10 +61,6 @@ class History:
         past = self._past[one.job.id, one.attempt.number]
         spent = one.progress.spent or TimeSpent()
         return goodput(past, one.attempt, spent, created_at=one.job.created_at, until=now)
-
-
-def _before(one: Running, of_job: Iterable[AttemptSummary]) -> Past:
-    return past_of([attempt for attempt in of_job if attempt.number < one.attempt.number], one.job.created_at)
 
 
 def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:

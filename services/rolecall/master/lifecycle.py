@@ -13,7 +13,7 @@ from rolecall.master.store.records import AttemptSummary, Gang, JobSummary, Work
 from rolecall.retry import delay_s
 from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.plan import CheckpointManifest
-from rolecall.spec.report import Failure, StartTimes, WorkerReport, first_cause
+from rolecall.spec.report import Failure, StartTimes, WorkerReport, cause_prefix, first_cause
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
@@ -111,7 +111,8 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     worker = next((worker for worker, other in blamed if other is failure), None)
     if worker is None or failure is None:
         return None
-    return f"{worker.name} on {worker.node}: {failure.message}"[:_HEADLINE_CHARS]
+    prefix = cause_prefix(worker.role, worker.role_rank, worker.node)
+    return f"{prefix}{failure.message}"[:_HEADLINE_CHARS]
 
 
 def accused(gang: Gang) -> Accusation | None:

@@ -132,7 +132,7 @@ class Placer:
                 created_at=now,
                 queued_at=now,
                 per_node=self.catalogue.is_per_node(spec.workload),
-                only=tuple(spec.params.get("nodes", ())) if self.catalogue.is_per_node(spec.workload) else (),
+                only=self.catalogue.target_nodes(spec.workload, spec.params),
                 owner=owner,
                 resources=spec.resources,
             )

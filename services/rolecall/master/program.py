@@ -104,4 +104,4 @@ async def _await_fault(loops: Collection[asyncio.Task[None]]) -> NoReturn:
         if not loop.cancelled() and (error := loop.exception()) is not None:
             raise error
     names = ", ".join(loop.get_name() for loop in ended)
-    raise RuntimeError(f"the master ends because a loop of it has ended without an error: {names}")
+    raise RuntimeError(f"a loop of the master has ended without an error, so the master exits: {names}")

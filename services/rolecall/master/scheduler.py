@@ -40,7 +40,7 @@ class QueuedJob:
     avoid: tuple[str, ...] = ()
     """Nodes to use only if it fits nowhere else."""
     needs: Counts = field(init=False)
-    """What its workers need."""
+    """The slots that its workers need."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", needs_of(self.roles, self.resources))

@@ -241,7 +241,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
         try:
             asyncio.run(_serve(settings, catalogue, listener, certificate))
         except LeadershipLost as lost:
-            _LOG.error("ended, so as not to be a second master: %s", lost, extra=about("leadership_lost"))
+            _LOG.error("the master exits, because it no longer leads: %s", lost, extra=about("leadership_lost"))
             return os.EX_TEMPFAIL
     return os.EX_OK
 
@@ -287,8 +287,8 @@ def check_standby(settings: MasterSettings) -> None:
         )
     if settings.blob_url is None:
         _LOG.warning(
-            "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
-            "masters share that folder, jobs start from the beginning after a takeover",
+            "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts are stored in ROLECALL_DATA; unless "
+            "all masters share that folder, jobs start from the beginning after a takeover",
             extra=about("standby_without_blob_store"),
         )
 

@@ -80,7 +80,7 @@ class Verifier:
         """The owners whose last verification failed, and is due again."""
         self._readings: dict[str, _Reading] = {}
         self._damaged: dict[str, datetime] = {}
-        """When other checkpoints were found to be damaged. A reading takes long, so it is not repeated soon."""
+        """The times at which other checkpoints were found damaged. A reading takes long, so it is not repeated soon."""
 
     async def run(self) -> None:
         """Verify due checkpoints until cancelled."""

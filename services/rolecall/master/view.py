@@ -121,7 +121,7 @@ class View:
         gone = set(among)
         self.queue = {job: one for job, one in self.queue.items() if job not in gone} | queue
         self.chosen = {job: one for job, one in self.chosen.items() if job not in gone} | {
-            job: tuple(params.get("nodes", ())) for job, params in named.items()
+            job: self._catalogue.target_nodes(queue[job].workload, params) for job, params in named.items()
         }
         self.gangs = {job: one for job, one in self.gangs.items() if job not in gone} | {
             gang.job.id: gang for gang in gangs.found

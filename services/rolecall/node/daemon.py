@@ -16,7 +16,7 @@ from rolecall.node.contact import Contact
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.master_link import MasterLink
-from rolecall.node.self_check import SelfCheck
+from rolecall.node.self_check import LastFindings, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.settings.node import NodeSettings
 from rolecall.settings.worker import read_worker
@@ -49,6 +49,7 @@ class Daemon:
         self._tasks = asyncio.TaskGroup()
         self._news = asyncio.Event()
         contact = Contact(settings.fence_s)
+        last = LastFindings(self_check, spec, self._news.set)
         self.pool = WorkerPool(
             settings,
             client,
@@ -58,7 +59,7 @@ class Daemon:
             work=work,
             tasks=self._tasks,
             changed=self._news.set,
-            before_failure=lambda: self.link.check_machine(),  # noqa: PLW0108 - the link is made later
+            before_failure=last.check_machine,
             clock=clock,
         )
         self.link = MasterLink(
@@ -67,7 +68,7 @@ class Daemon:
             client,
             contact,
             self.pool,
-            self_check=self_check,
+            last=last,
             health=health,
             news=self._news,
             clock=clock,

@@ -11,26 +11,23 @@ from rolecall.network.routes import Route, find_route
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
 from rolecall.node.contact import Contact
 from rolecall.node.health import NodeHealth
-from rolecall.node.self_check import CHECK_EVERY_S, SelfCheck
+from rolecall.node.self_check import CHECK_EVERY_S, LastFindings
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.retry import delays_s
 from rolecall.settings.node import NodeSettings
 from rolecall.spec.errors import NotFound, SettingsError
-from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.wire import Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
 _NAME_TAKEN_S = 5.0
 """The time for retries while the name is taken: the master soon notices the end of an earlier node of this name."""
-_MACHINE_CHECK_S = 1.0
-"""The maximum delay of the report of a failed worker by a check of the machine."""
 _CHECK_S = 3.0
 """The maximum silence of a node that registers again, for its self-check; the master's timeout is longer."""
 
 
 class MasterLink:
-    """Registers the node as `spec` and exchanges heartbeats; `findings` is the result of the last self-check.
+    """Registers the node as `spec` and exchanges heartbeats, which contain the findings of the last self-check.
 
     `news` is set when the next heartbeat should be sent immediately.
     """
@@ -43,20 +40,19 @@ class MasterLink:
         contact: Contact,
         pool: WorkerPool,
         *,
-        self_check: SelfCheck,
+        last: LastFindings,
         health: NodeHealth,
         news: asyncio.Event,
         clock: Callable[[], float],
     ) -> None:
         self.spec = spec
-        self.findings: tuple[Finding, ...] = ()
         self.draining = False
         self.heartbeat_failures = 0
         self._settings = settings
         self._client = client
         self._contact = contact
         self._pool = pool
-        self._self_check = self_check
+        self._last = last
         self._health = health
         self._news = news
         self._clock = clock
@@ -101,22 +97,6 @@ class MasterLink:
                     await self._check()
                 except Exception:  # noqa: BLE001 - a loop's tick: the next check is as good
                     _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
-
-    async def check_machine(self) -> None:
-        """Check the machine before a failed worker is reported.
-
-        If the machine is the cause, such as a full disk, the same heartbeat reports both. Otherwise the job would use
-        up its restarts on this node before the next regular check.
-        """
-        limit = asyncio.timeout(_MACHINE_CHECK_S)
-        try:
-            async with limit:
-                new = {finding.check: finding for finding in await self._self_check.run_machine(self.spec)}
-        except Exception:  # noqa: BLE001 - the failure must be reported with or without the check
-            if not limit.expired():
-                _LOG.exception("the check of the machine failed", extra=self._about("self_check_failed"))
-            return
-        self._record(tuple(new.get(finding.check, finding) for finding in self.findings))
 
     async def leave(self) -> None:
         """Deregister the node, if it is registered."""
@@ -199,7 +179,7 @@ class MasterLink:
         because the master must know about running workers: the heartbeat then reports the previous findings.
         """
         try:
-            async with asyncio.timeout(_CHECK_S if self.findings else None):
+            async with asyncio.timeout(_CHECK_S if self._last.findings else None):
                 await self._check()
         except TimeoutError:
             _LOG.warning(
@@ -210,20 +190,8 @@ class MasterLink:
 
     async def _check(self) -> None:
         """Check the node; the next heartbeat reports the findings, immediately if a level changed."""
-        findings, found = await self._self_check.run(self.spec)
-        self._record(findings)
-        if found is not None:
+        if (found := await self._last.check()) is not None:
             self._follow(found.route)
-
-    def _record(self, findings: tuple[Finding, ...]) -> None:
-        before = {(finding.check, finding.level) for finding in self.findings}
-        self.findings = findings
-        for finding in findings:
-            if finding.level is not Level.OK and (finding.check, finding.level) not in before:
-                extra = self._about("self_check_finding")
-                _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy, extra=extra)
-        if {(finding.check, finding.level) for finding in findings} != before:
-            self._news.set()
 
     def _follow(self, found: Route) -> None:
         """Register again if the node's address or interface changed: new peers must know it."""
@@ -250,7 +218,7 @@ class MasterLink:
             wait_s=0.0 if urgent else wait_s,
             workers=tuple(worker.report for worker in self._pool.workers.values()),
             draining=self.draining,
-            findings=(*self.findings, *self._contact.findings(self._clock())),
+            findings=(*self._last.findings, *self._contact.findings(self._clock())),
         )
         call = asyncio.ensure_future(self._client.heartbeat(self.spec.name, beat))
         news = asyncio.ensure_future(self._news.wait())

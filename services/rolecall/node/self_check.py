@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
 from rolecall.daemon_thread import run_in_daemon_thread
+from rolecall.edge.logs import about
 from rolecall.network.findings import certificate, no_route, plain_http, route
 from rolecall.network.routes import ResolvedRoute, find_route
 from rolecall.node import findings
@@ -20,11 +22,14 @@ from rolecall.node.findings import GpuInventory, Space
 from rolecall.settings.node import NodeSettings
 from rolecall.settings.private_paths import readable_secret_files
 from rolecall.settings.worker import read_worker
-from rolecall.spec.finding import Finding, secret_files, version
+from rolecall.spec.finding import Finding, Level, secret_files, version
 from rolecall.spec.node import NodeSpec, is_loopback
 from rolecall.spec.wire import ClusterInfo
 
 CHECK_EVERY_S = 10.0
+_MACHINE_CHECK_S = 1.0
+"""The maximum delay of the report of a failed worker by a check of the machine."""
+_LOG = logging.getLogger(__name__)
 _SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
 
 
@@ -106,6 +111,49 @@ class SelfCheck:
         if spec.role.computes or count:
             own.append(findings.gpus(self._gpus))
         return [*own, findings.shared_gpus(count, workers)] if count and workers > 1 else own
+
+
+class LastFindings:
+    """The findings of the last self-check of the node `spec`. `changed` is called when they have another level."""
+
+    def __init__(self, self_check: SelfCheck, spec: NodeSpec, changed: Callable[[], None]) -> None:
+        self.findings: tuple[Finding, ...] = ()
+        self._self_check = self_check
+        self._spec = spec
+        self._changed = changed
+
+    async def check(self) -> ResolvedRoute | None:
+        """Check the node. Returns its current route to the master, if there is one."""
+        findings, found = await self._self_check.run(self._spec)
+        self._record(findings)
+        return found
+
+    async def check_machine(self) -> None:
+        """Check the machine before a failed worker is reported.
+
+        If the machine is the cause, such as a full disk, the same heartbeat reports both. Otherwise the job would use
+        up its restarts on this node before the next regular check.
+        """
+        limit = asyncio.timeout(_MACHINE_CHECK_S)
+        try:
+            async with limit:
+                new = {finding.check: finding for finding in await self._self_check.run_machine(self._spec)}
+        except Exception:  # noqa: BLE001 - the failure must be reported with or without the check
+            if not limit.expired():
+                extra = about("self_check_failed", node=self._spec.name)
+                _LOG.exception("the check of the machine failed", extra=extra)
+            return
+        self._record(tuple(new.get(finding.check, finding) for finding in self.findings))
+
+    def _record(self, findings: tuple[Finding, ...]) -> None:
+        before = {(finding.check, finding.level) for finding in self.findings}
+        self.findings = findings
+        for finding in findings:
+            if finding.level is not Level.OK and (finding.check, finding.level) not in before:
+                extra = about("self_check_finding", node=self._spec.name)
+                _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy, extra=extra)
+        if {(finding.check, finding.level) for finding in findings} != before:
+            self._changed()
 
 
 async def compare_clocks(

@@ -2,6 +2,8 @@
 
 PROBLEM_PREFIX = "urn:rolecall:problem:"
 """The beginning of `type` in each problem document of a master, which no proxy's answer has."""
+STANDBY = "standby"
+"""The rest of `type` in the problem documents of a master that does not lead yet."""
 
 
 class RolecallError(Exception):

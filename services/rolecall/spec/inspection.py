@@ -1,7 +1,7 @@
 """The inspection of running workers: what a user asks, what a worker answers, and the documents that show it.
 
-The master asks through the answers to heartbeats, the node through a file in the worker's folder. The worker's answer
-takes the same way back, in one call of the node.
+The master asks through the answers to heartbeats, the node through a file in the worker's folder. The worker
+answers with a file, too, which the node sends to the master in one call.
 """
 
 import signal

@@ -8,6 +8,7 @@ from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, Moment, Text, at_most,
 from rolecall.spec.finding import NodeFinding
 from rolecall.spec.model import Value
 from rolecall.spec.redaction import Redacted, redact_text
+from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.visible import one_line
 
@@ -145,6 +146,11 @@ def abridged(text: str) -> str:
     """A short version of `text` for past attempts."""
     # Redact first: in a URL that is cut, credentials can't be recognized.
     return shorten(redact_text(text), _SUMMARY_CHARS)
+
+
+def cause_prefix(role: Role, role_rank: int, node: str) -> str:
+    """The beginning of an attempt's cause, which names the worker that failed, such as `trainer-0 on node-2: `."""
+    return f"{role}-{role_rank} on {node}: "
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

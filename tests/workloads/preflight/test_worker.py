@@ -15,7 +15,7 @@ from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import WORKLOAD as TRAINING
 from rolecall.workloads.preflight import WORKLOAD, Params, worker
-from rolecall.workloads.preflight.exchange import Messages
+from rolecall.workloads.preflight.remote import Messages
 
 NODES = ("a", "b")
 

@@ -14,7 +14,7 @@ MAX_CLASSES = 50_000
 _MAX_SYNTHETIC_VALUES = 10**9
 _Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]
 Target = Literal["binary", "classes", "number"]
-"""What a label is: yes or no, one of several classes, or a number."""
+"""The kinds of labels: yes or no, one of several classes, or a number."""
 
 
 def _named(given: Any) -> Any:

@@ -21,6 +21,7 @@ from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
     PROBLEM_PREFIX,
+    STANDBY,
     BrokenWorkload,
     CheckTimeout,
     Conflict,
@@ -67,7 +68,9 @@ _TYPES = {
     507: "volume-full",
 }
 """The types of the other problem documents, by status."""
-PROBLEM_TYPES = sorted({PROBLEM_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
+PROBLEM_TYPES = sorted(
+    {PROBLEM_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()), STANDBY)}
+)
 """The values of `type` in problem documents. They are stable, so that programs can distinguish causes."""
 # The OpenAPI schema of a problem document, and the meanings of its statuses.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}

@@ -167,7 +167,8 @@ async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admis
     request = Request(scope)
     here = _place_of(request.headers.get("hx-current-url", "")) or _place_of(str(request.url))
     # The form that returns it is limited.
-    url = f"{LOGIN}?next={quote(here if len(quote(here)) <= _MAX_NEXT else request.url.path)}"
+    places = map(quote, (here, here.partition("?")[0], "/"))
+    url = f"{LOGIN}?next={next(place for place in places if len(place) <= _MAX_NEXT)}"
     # A part of a page, which htmx loads, must not show the log-in.
     is_part = "hx-request" in request.headers
     response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)

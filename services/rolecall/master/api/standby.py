@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import RETRY_AFTER, problem_response
 from rolecall.master.program import program_of
+from rolecall.spec.errors import STANDBY
 
 _EXITS = "the master exits before it could complete this call; try again"
 _DETAIL = "standing by for another master, which leads; this one takes over when that one ends"
@@ -23,7 +24,8 @@ class StandbyGate:
             await self._app(scope, receive, send)
         else:
             # The token is not checked yet, so only the log names the leading master.
-            await problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER)(scope, receive, send)
+            answer = problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER, kind=STANDBY)
+            await answer(scope, receive, send)
 
 
 class ExitGate:

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -59,7 +60,8 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     fields = await master.request_checks.run(request)
     _check_webhook(request.notify, master.settings.webhook_hosts)
     if master.catalogue.is_per_node(request.workload):
-        _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
+        named = master.catalogue.target_nodes(request.workload, fields["params"])
+        _check_node_count(caller, await _target_nodes(master, named))
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     if dry_run:
         return await _planned(master, spec, caller)
@@ -89,7 +91,7 @@ def _check_webhook(url: str | None, hosts: tuple[str, ...]) -> None:
         )
 
 
-async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
+async def _target_nodes(master: Master, asked: Sequence[str]) -> list[str]:
     """The nodes on which a per-node job runs. Raises `InvalidJob` for unknown names."""
     async with master.database.read() as connection:
         known = {node.name: node for node in await node_store.list_all(connection)}

@@ -45,7 +45,7 @@ async def list_tokens(master: Running) -> TokenList:
 async def create_token(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
     """Create a token. Only this response contains its secret."""
     if request.name in BUILT_IN:
-        raise Conflict(f"{request.name} is the name of a built-in token; take another")
+        raise Conflict(f"{request.name} is the name of a built-in token; choose another name")
     secret = _new_secret()
     async with master.database.write() as connection:
         await tokens.add(connection, request, digest_of(secret), caller.name, master.clock.now())

@@ -71,9 +71,9 @@ class Params(TrainingParams):
     and for a label with classes also with their number, and returns a torch module from [b, inputs] to [b] or [b, 1],
     with classes to [b, classes]."""
     pool_at: Literal["auto", "server", "trainer"] = "auto"
-    """Where the values of a multi-valued column are combined. `trainer`: each distinct vector of a batch is sent once;
-    `server`: one vector per row and column is sent; `auto`: for each batch the one that sends fewer bytes. The results
-    are equal except for rounding. `protocol: tutorial` always combines on the servers."""
+    """The place where the values of a multi-valued column are combined. `trainer`: each distinct vector of a batch is
+    sent once; `server`: one vector per row and column is sent; `auto`: for each batch the one that sends fewer bytes.
+    The results are equal except for rounding. `protocol: tutorial` always combines on the servers."""
     batch_size: BatchSize = 1024
     """Rows per step over all trainers; each trainer processes an equal share."""
     protocol: Annotated[Literal["sync", "async", "tutorial"], RenamedProtocol] = "sync"

@@ -1,8 +1,8 @@
 """`preflight`: checks the network between the nodes before a job depends on it; `rolecall doctor` runs it.
 
-It trains nothing. `worker` is what every node runs, in any role. `exchange` passes the nodes' messages through the
-master, because the gang's own ports are what it checks, and `measuring` measures one pair of nodes over RPC. All that
-needs neither torch nor a gang is in `rolecall.network`: facts, probes, the survey of all pairs, and the findings.
+It trains nothing. `worker` is what every node runs, in any role. `remote` passes the nodes' messages through the
+master, because the gang's own ports are what it checks, and measures one pair of nodes over RPC. All that needs neither
+torch nor a gang is in `rolecall.network`: facts, probes, the survey of all pairs, and the findings.
 """
 
 from rolecall.spec.role import Role

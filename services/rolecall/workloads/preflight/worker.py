@@ -18,8 +18,7 @@ from rolecall.runtime.rendezvous import join_gang
 from rolecall.spec.errors import Stopped
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.workloads.preflight import WORKLOAD, Params
-from rolecall.workloads.preflight.exchange import BlobExchange, only_unreachable
-from rolecall.workloads.preflight.measuring import measure
+from rolecall.workloads.preflight.remote import BlobExchange, measure, only_unreachable
 
 _LOG = logging.getLogger(__name__)
 

@@ -77,7 +77,7 @@ class Backpropagation(ABC):
 
     def __init__(self, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
         self.parameters = parameters
-        """What the optimizer updates."""
+        """The parameters that the optimizer updates."""
         self._max_norm = max_norm
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ class Training(JobLoop[UpdatePosition, Params]):
 
         Raises `Stopped` after a stop request, and `PeerLost`, after writing a checkpoint, if too few observers remain.
         """
-        began = time.monotonic()
+        began = self._clock()
         self.resume()
         first_step = self.position.env_steps
         with ExitStack() as stack:
@@ -99,7 +98,7 @@ class Training(JobLoop[UpdatePosition, Params]):
                 self._agent.create_observers(self.context.count(Role.OBSERVER))
             self._train()
             self._shut_down(stopped=False)
-        wall_s = time.monotonic() - began
+        wall_s = self._clock() - began
         rate = (self.position.env_steps - first_step) / wall_s
         policy = self._export()
         result = self._result() | {"samples_per_s": rate, "wall_s": wall_s}
@@ -222,7 +221,7 @@ class Training(JobLoop[UpdatePosition, Params]):
     def _report(self, steps: int, losses: dict[str, float], episodes: dict[str, float]) -> None:
         position, every = self.position, self.params.log_every_updates
         is_last = self._finished()
-        if self.log_due(is_last=is_last) if every is None else position.update % every == 0 or is_last:
+        if self._take_log_turn(is_last=is_last) if every is None else position.update % every == 0 or is_last:
             last = f"{episodes['observer_return_min']:.2f}" if episodes else "none"
             text = "update %d: lowest return of an observer %s, running return %.2f"
             _LOG.info(text, position.update, last, position.running_return, extra=about("returns"))

@@ -52,7 +52,7 @@ class Model(Builder):
     """A function that builds custom layers, or a custom whole model."""
 
     builds: Literal["layer", "model"] = "layer"
-    """What the function builds. `layer`: called with `dim` and `context` for each layer, it returns a causal torch
+    """The result of the function. `layer`: called with `dim` and `context` for each layer, it returns a causal torch
     module from vectors [b, t, dim] to the same shape. `model`: called with the size of the vocabulary and `context`, it
     returns a torch module from tokens [b, t] to logits [b, t, vocabulary], which is cut between its children."""
 
