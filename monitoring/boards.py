@@ -6,7 +6,7 @@ from pathlib import Path
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from monitoring.panels import Marks, Panel, board, graph, job_variable, label, labels, number
+from monitoring.panels import Marks, Panel, board, graph, job_variable, label, labels, number, role_variable
 from rolecall.spec.metric import Metric
 from rolecall.spec.timeline import STEP_CATEGORIES
 from rolecall.workloads import catalogue
@@ -17,6 +17,7 @@ _THIRD = 8
 _TO_JOB = {"job": "/d/rolecall-job?var-job=${__value.text}"}
 _UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes", "": "short"}
 """Grafana's names of the units that workloads declare."""
+_ATTEMPT_STARTED = "rolecall_job_attempt_started_timestamp_seconds"
 
 
 def files() -> dict[str, str]:
@@ -69,11 +70,12 @@ def _cluster() -> Dashboard:
         graph("Samples per second", "Throughput of each running job.", "short",
             ("rolecall_job_samples_per_second", "{{job}} ({{workload}})"), width=_THIRD),
         graph("Nodes by role", "Nodes that are alive.", "short",
-            ("rolecall_nodes", "{{role}}"), width=_THIRD, stacked=True),
+            (_by_role("rolecall_nodes"), "{{role}}"), width=_THIRD, stacked=True),
         graph("Slots by role", "Slots of live nodes, in total and free.", "short",
-            ("rolecall_slots", "{{role}}: all"), ("rolecall_slots_free", "{{role}}: free"), width=_THIRD),
+            (_by_role("rolecall_slots"), "{{role}}: all"),
+            (_by_role("rolecall_slots_free"), "{{role}}: free"), width=_THIRD),
         graph("Heartbeat age", "Time since the last heartbeat of each node.", "s",
-            ("rolecall_node_heartbeat_age_seconds", "{{node}}"), width=_THIRD),
+            (_by_role("rolecall_node_heartbeat_age_seconds"), "{{node}}"), width=_THIRD),
         graph("Workers by state", "Processes on all nodes.", "short",
             ("sum by (state) (rolecall_node_workers)", "{{state}}"), width=_THIRD, stacked=True),
         graph("Ended workers", "By outcome, since each node started.", "short",
@@ -83,10 +85,11 @@ def _cluster() -> Dashboard:
             ("sum(rolecall_node_worker_restarts_total)", "workers of a later attempt"),
             ("sum(rolecall_node_fork_server_restarts_total)", "fork servers after one died"), width=_THIRD),
         graph("CPU by role", "Cores that workers keep busy.", "short",
-            ("sum by (role) (rate(rolecall_worker_cpu_seconds_total[$__rate_interval]))", "{{role}}"), width=_THIRD,
-            stacked=True),
+            (f"sum by (role) (rate({_by_role('rolecall_worker_cpu_seconds_total')}[$__rate_interval]))", "{{role}}"),
+            width=_THIRD, stacked=True),
         graph("Memory by role", "Memory that workers use.", "bytes",
-            ("sum by (role) (rolecall_worker_resident_memory_bytes)", "{{role}}"), width=_THIRD, stacked=True),
+            (f"sum by (role) ({_by_role('rolecall_worker_resident_memory_bytes')})", "{{role}}"), width=_THIRD,
+            stacked=True),
         graph("Failed calls to the master", "Heartbeats that nodes had to retry.", "cps",
             ("sum by (instance) (rate(rolecall_node_heartbeat_failures_total[$__rate_interval]))", "{{instance}}"),
             width=_THIRD),
@@ -115,7 +118,11 @@ def _cluster() -> Dashboard:
         graph("Exports", "Tries to export a job to another program, by target and outcome, since the master started.",
             "short", ("rolecall_exports_total", "{{target}}: {{outcome}}")),
     ]  # fmt: skip
-    return board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
+    found = board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
+    found.with_variable(role_variable())
+    restarts = f"{_ATTEMPT_STARTED} and on (job) rolecall_job_attempt > 1"
+    found.annotation(Marks("Restarts", "orange", restarts, "{{job}}: a later attempt was placed"))
+    return found.annotation(Marks("Failures", "red", _failure_times(), "{{job}} failed: {{cause}}"))
 
 
 def _job() -> Dashboard:
@@ -187,16 +194,20 @@ def _workload(name: str) -> Dashboard:
 def _with_job(found: Dashboard, selector: str = "") -> Dashboard:
     """The dashboard of one job, with the job's events."""
     found.with_variable(job_variable(selector))
-    ended, failed = _of("rolecall_job_ended_timestamp_seconds"), _of("rolecall_job_failed")
-    failure = f"{ended} * on (job) group_left (cause) {failed}"
     for name, color, gauge, text in (
-        ("Attempts", "orange", _of("rolecall_job_attempt_started_timestamp_seconds"), "The attempt was placed"),
+        ("Attempts", "orange", _of(_ATTEMPT_STARTED), "The attempt was placed"),
         ("Checkpoints", "blue", _of("rolecall_job_checkpoint_timestamp_seconds"), "Checkpoint"),
         ("End", "purple", 'rolecall_job_ended_timestamp_seconds{job="$job", state!="failed"}', "{{state}}"),
-        ("Failure", "red", failure, "failed: {{cause}}"),
+        ("Failure", "red", _failure_times('{job="$job"}'), "failed: {{cause}}"),
     ):
         found.annotation(Marks(name, color, gauge, text))
     return found
+
+
+def _failure_times(selector: str = "") -> str:
+    """The times at which jobs failed, with the class of their error."""
+    times = f"rolecall_job_ended_timestamp_seconds{selector}"
+    return f"{times} * on (job) group_left (cause) rolecall_job_failed{selector}"
 
 
 def _state() -> Iterator[Panel]:
@@ -244,10 +255,6 @@ def _parameter_servers() -> Iterator[Panel]:
     yield graph("Server time", text, "s", *queries)
     memory = f"sum by (rank) ({_of('rolecall_worker_table_bytes')})"
     yield graph("Weights", "Memory of the weights of each parameter server.", "bytes", (memory, "server {{rank}}"))
-
-
-def _embedding() -> Iterator[Panel]:
-    yield from _parameter_servers()
     distinct = f"{_rate('look_up_sent_ids_total', 'rank')} / {_rate('look_up_ids_total', 'rank')}"
     text = "Distinct share of the ids that each trainer looks up, without those of bags that servers pool."
     yield graph("Distinct ids", text, "percentunit", (distinct, "rank {{rank}}"))
@@ -308,6 +315,11 @@ def _of(metric: str) -> str:
     return f'{metric}{{job="$job"}}'
 
 
+def _by_role(metric: str) -> str:
+    """Of the roles that the cluster's dashboard shows."""
+    return f'{metric}{{role=~"$role"}}'
+
+
 def _rate(measurement: str, by: str, selector: str = "") -> str:
     """The rate of a counter of the job's workers, of those that the selector's labels choose."""
     labels = ", ".join(filter(None, ('job="$job"', selector)))
@@ -316,7 +328,7 @@ def _rate(measurement: str, by: str, selector: str = "") -> str:
 
 _OF_ALL_WORKLOADS = {"steps", "samples_per_s", "wall_s", "epochs"}
 _MEASUREMENTS = {
-    "embedding-ddp": _embedding,
+    "embedding-ddp": _parameter_servers,
     "reinforce": _reinforce,
     "resnet-pipeline": _rpc_pipeline,
     "rnn-lm": _parameter_servers,

@@ -122,6 +122,15 @@ def job_variable(selector: str = "") -> build.QueryVariable:
     return variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
 
 
+def role_variable() -> build.QueryVariable:
+    """The variable `$role`, a regular expression: one role, several, or all, as at first."""
+    values = "label_values(rolecall_nodes, role)"
+    variable = build.QueryVariable("role").label("Role").datasource(SOURCE).query({"query": values, "refId": "role"})
+    variable.description("Limits the graphs of nodes, slots and workers by role.").multi(True)
+    variable.include_all(True).all_value(".*").current(models.VariableOption(text=["All"], value=["$__all"]))
+    return variable.refresh(models.VariableRefresh.ON_DASHBOARD_LOAD)
+
+
 class Marks(build.AnnotationQuery):
     """Marks at the times, in seconds since 1970, that are the values of a gauge."""
 

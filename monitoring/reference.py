@@ -31,6 +31,8 @@ _NODES = """
 Each node exports these metrics about itself, its GPUs and its workers. `gpu` is the UUID of a GPU. The following query
 joins the metrics of GPUs to jobs and ranks, although several nodes of a machine can export the same GPU:
 `max by (gpu) (rolecall_gpu_use_ratio) * on (gpu) group_right () rolecall_worker_gpu_info`.
+
+No metric of GPUs has had a value from a real GPU so far; [gpu.md](gpu.md#test-coverage) describes the tests.
 """
 _COLLECTED = """
 | name | type | labels | meaning |

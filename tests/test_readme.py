@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.cluster.jobs import long_job, past_step
 from tests.conftest import Cluster
+
+from rolecall.spec.role import Role
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,9 +31,14 @@ def block(beginning: str) -> list[str]:
     return found.splitlines()
 
 
+def new_environment(folder: Path) -> dict[str, str]:
+    """Without settings; `folder` is the user's home."""
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)}
+
+
 def in_new_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a shell that has inherited no settings, in `folder`."""
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder), **variables}
+    environment = new_environment(folder) | variables
     command = ["bash", "-e", "-c", script]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
@@ -42,6 +50,7 @@ def test_every_block_is_executed() -> None:
     others = [text.splitlines()[0] for language, text in BLOCKS if language not in {"bash", "mermaid"}]
     assert others == [
         "make demo",
+        ".venv/bin/rolecall local --stages 2 --observers 2",
         "source .venv/bin/activate",
         "docker compose up --detach --wait",
         "k8s/quickstart --registry registry.example.com/team",
@@ -52,6 +61,28 @@ def test_the_targets_of_make_run_what_the_tests_run() -> None:
     demo, fast = block("make demo")
     assert "examples/demo.sh" in in_new_shell(f"{demo} --dry-run", ROOT).stdout
     assert '-m "not slow"' in in_new_shell(f"{fast} --dry-run", ROOT).stdout
+
+
+@pytest.mark.slow
+def test_the_cluster_of_the_quick_start(tmp_path: Path) -> None:
+    (command,) = block(".venv/bin/rolecall local")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    # The port of the README can be in use here.
+    shell = ["bash", "-c", f"exec {command} --port 0"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            shell, cwd=tmp_path, env=new_environment(tmp_path), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout
+        ready = re.fullmatch(r"ready (http://127\.0\.0\.1:\d+)\n", process.stdout.readline())
+        assert ready, (tmp_path / "log").read_text()
+        token = (tmp_path / ".rolecall/token").read_text().strip()
+        answer = httpx.get(f"{ready[1]}/nodes", headers={"Authorization": f"Bearer {token}"}).raise_for_status()
+        assert {node["spec"]["role"] for node in answer.json()["nodes"]} == set(Role)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def test_the_quick_start_of_kubernetes(tmp_path: Path) -> None:

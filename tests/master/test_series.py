@@ -155,15 +155,18 @@ async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_pa
 
 
 async def job_with_full_streams(client: Client, workers: int, stream_bytes: int) -> str:
-    """A job whose workers reported for so long that each has a stream of this size."""
+    """A job whose workers reported for so long that each has a stream of this size, which the master has read."""
     node = Node(client, make_node("trainer-0", Role.TRAINER, workers, cores=workers))
     await node.register()
     await node.beat()
     job = (await client.submit(roles={"parameter-server": 0, "trainer": workers}))["id"]
     await node.workers(workers)
     stream = b"".join(LINE % step + b"\n" for step in range(stream_bytes // len(LINE)))
+    streams = client.master.streams
     for rank in range(workers):
-        await append(client.master.streams, StreamKey(job, 1, rank, "progress"), stream)
+        key = StreamKey(job, 1, rank, "progress")
+        await append(streams, key, stream)
+        SeriesNames(streams, key).feed(streams.lines(key)).save()
     return job
 
 
@@ -192,8 +195,11 @@ async def test_a_chart_reads_only_what_is_new(client: Client) -> None:
 async def test_the_series_of_200_workers_take_less_than_100_ms(client: Client) -> None:
     job = await job_with_full_streams(client, 200, 200 << 10)
     times_s: list[float] = []
-    for _ in range(4):
+    for _ in range(5):
         begin = time.process_time()
         assert len(await page_series(client, job)) == 1
         times_s.append(time.process_time() - begin)
-    assert min(times_s) < 0.1, times_s
+    first, *later = times_s
+    assert min(later) < 0.1, times_s
+    # It is the only one that finds nothing in memory, so that no repetition makes up for a busy machine.
+    assert first < 0.3, times_s

@@ -10,6 +10,8 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolecall.runtime.context import span
+
 ActFn = Callable[[Tensor], Tensor]
 """Maps raw observations [n, ...] to environment actions [n, ...]."""
 
@@ -132,7 +134,8 @@ class Collector:
     def _step(self, act: ActFn, record: _Record, valid: NDArray[np.bool_]) -> None:
         self._check_shutdown()
         actions = act(torch.as_tensor(self._observations)).cpu().numpy().astype(self._action_type, copy=False)
-        self._observations, rewards, terminated, truncated, _ = self._environments.step(actions)
+        with span("step"):
+            self._observations, rewards, terminated, truncated, _ = self._environments.step(actions)
         record.rewards.append(np.where(valid, rewards, 0.0))
         record.terminated.append(terminated & valid)
         record.truncated.append(truncated & valid & ~terminated)

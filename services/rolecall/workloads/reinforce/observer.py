@@ -90,7 +90,7 @@ class _Observer:
             raise
 
     def _run_environments(self, act: ActFn) -> EnvOutputs:
-        """One rollout: the environments' steps are the part of span `rollout` outside of the spans `act`."""
+        """One rollout, a span `rollout` around the spans `act` and `step` of each step of the environments."""
         algorithm = self._params.algorithm
         with self._timeline.span("rollout"):
             if algorithm.name == "reinforce":
