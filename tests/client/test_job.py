@@ -34,7 +34,7 @@ async def test_a_job_is_submitted_followed_read_and_changed(tmp_path: Path) -> N
             (worker,) = await node.workers()
             await node.say(worker, WorkerState.RUNNING)
             steps = [line("step", step=step, metrics={"loss": 1 / step}) for step in (1, 2, 3)]
-            await node.progress(worker, *steps)
+            await node.progress(worker, *steps, line("step", step=4, metrics={"validation_loss": 0.5}))
             changed = await call(lambda: job.update({"labels": {"team": "b"}, "name": "new"}))
             assert (changed.labels, changed.name) == ({"team": "b"}, "new")
             clock = ManualClock()
@@ -50,8 +50,11 @@ async def test_a_job_is_submitted_followed_read_and_changed(tmp_path: Path) -> N
             assert (kinds[0], kinds[-1], "change" in kinds) == ("queued", "succeeded", True)
             rows = await call(job.metrics)
             assert [(row["step"], row["loss"], row["role"]) for row in rows] == [
-                (step, 1 / step, "trainer") for step in (1, 2, 3)
+                *((step, 1 / step, "trainer") for step in (1, 2, 3)),
+                (4, None, "trainer"),
             ]
+            assert rows[0].keys() == rows[-1].keys() >= {"attempt", "rank", "role_rank", "validation_loss"}
+            assert {type(value) for row in rows for value in row.values()} <= {int, float, str, type(None)}
             picture = await call(job.plot)
             assert ElementTree.fromstring(picture._repr_svg_()).tag.endswith("svg")
             with pytest.raises(ConfigurationError, match="no 'auc' yet; there are: loss"):

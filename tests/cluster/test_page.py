@@ -2,13 +2,15 @@
 
 import json
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser, visit
+from tests.cluster.browser import WAIT_MS, check_accessibility, log_in, logged_in, started_browser, visit
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
@@ -33,16 +35,20 @@ def fill(page: Page, params: dict[str, Any]) -> None:
         page.locator("#params").get_by_label(name, exact=True).fill(str(value))
 
 
+def shown_request(page: Page) -> dict[str, Any]:
+    """The body of the curl command that the page shows, as a shell reads it."""
+    return json.loads(shlex.split(page.locator("#curl").text_content() or "")[-1])
+
+
 def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, rows: Path) -> None:
     page.get_by_role("link", name="Submit", exact=True).click()
     # By keyboard: an example fills the form, and another workload empties it.
     page.get_by_label("Start from").focus()
     page.keyboard.type("rnn-lm")
     expect(page.locator("#curl")).to_contain_text("sense-and-sensibility")
-    example = cluster.client.get("/workloads/rnn-lm").json()["example"]
-    assert json.loads((page.locator("#curl").text_content() or "").split("-d '")[1][:-1]) == example
     check_accessibility(page)
     check_form_layout(page)
+    check_examples(page, cluster)
     page.get_by_label("Workload").select_option("embedding-ddp")
     expect(page.locator("#curl")).not_to_contain_text("sense-and-sensibility")
     expect(page.get_by_label("Start from")).to_have_value("")
@@ -57,23 +63,37 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
 
     # A job's parameters can be cloned, which fills every kind of field.
     resources = {"trainer": {"count": 2, "gpus": 0, "threads": 1}}
-    original: dict[str, Any] = long_job(rows) | {"name": "original"}
+    original: dict[str, Any] = long_job(rows) | {"name": "it's the original"}
     original["roles"] |= resources
     job = cluster.submit(original)
     cluster.until(job, past_step(20))
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
+    page.add_init_script(COUNT_DASHED_LINES)
     visit(page, f"{cluster.url}/ui/jobs/{job}")
     curve = page.locator(".curves")
     expect(curve).to_have_attribute("data-points", re.compile("[0-9]"))
     before = int(curve.get_attribute("data-points") or 0)
-    expect(page.locator(".log .lines")).to_contain_text("[trainer-0]")
+    lines = page.locator(".log .lines")
+    expect(lines).to_contain_text("[trainer-1]")
+    page.locator(".log").get_by_label("Text").fill("EPOCH")
+    expect(lines).not_to_contain_text("[trainer-1]")
+    expect(lines).to_contain_text("[trainer-0]")
+    first_lines = lines.text_content() or ""
     expect(page.locator(".gang")).to_contain_text("parameter-server-0")
     expect(curve.locator(".about").first).to_contain_text("lower is better")
     expect(page.locator(".timeline h2")).to_have_text("Recent steps")
     expect(page.locator(".timeline svg")).to_contain_text("look-up, step")
     check_accessibility(page)
     page.wait_for_function("before => Number(document.querySelector('.curves').dataset.points) > before", arg=before)
+    assert page.evaluate("dashedLines") == 0, "a mark of the first attempt"
+    expect(lines).not_to_have_text(first_lines, timeout=WAIT_MS)
+    expect(lines).not_to_contain_text("[trainer-1]")
+    check_phone_width(page, f"{cluster.url}/", ".roles .seat")
+    check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
+    check_phone_width(page, f"{cluster.url}/ui/compare?job={job}", ".u-legend")
+    check_phone_width(page, f"{cluster.url}/ui/jobs/{job}", ".u-legend", ".timeline svg", ".gang", ".log .lines")
+    page.set_viewport_size({"width": 1280, "height": 900})
 
     state = page.locator("h1 .state")
     page.route("**/pause", lambda route: route.fulfill(status=503), times=1)
@@ -88,6 +108,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     expect(page.locator(".log [name=attempt]")).to_be_hidden()
     page.get_by_role("button", name="Resume").click()
     expect(state).to_have_text("running")
+    page.wait_for_function("() => dashedLines > 0")
 
     page.on("dialog", lambda dialog: dialog.accept())
     check_press_shows_at_once(page)
@@ -109,18 +130,19 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     expect(page.locator("#request").get_by_label("notify")).to_have_value("")
     page.get_by_role("button", name="Check only").click()
     expect(page.locator("#plan")).to_contain_text("trainer-0 on ")
+    commanded = run_command(page, cluster)
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile("/ui/jobs/embedding-ddp-"))
     clone = page.url.rpartition("/")[2]
     assert clone != job
-    for name in ("params", "roles", "resources"):
-        assert cluster.job(clone)[name] == cluster.job(job)[name], name
+    for name in ("name", "params", "roles", "resources"):
+        assert cluster.job(commanded)[name] == cluster.job(clone)[name] == cluster.job(job)[name], name
     assert cluster.job(clone)["resources"]["trainer"] == {"gpus": 0, "threads": 1, "busy": False}
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
     visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
     # Both jobs have one name.
-    expect(page.locator(".u-legend").first).to_contain_text(f"original ({job})")
+    expect(page.locator(".u-legend").first).to_contain_text(f"it's the original ({job})")
     check_accessibility(page)
 
     visit(page, f"{cluster.url}/ui/jobs/{job}")
@@ -131,6 +153,38 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{cluster.url}/")
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+COUNT_DASHED_LINES = """
+    window.dashedLines = 0;
+    const stroke = CanvasRenderingContext2D.prototype.stroke;
+    CanvasRenderingContext2D.prototype.stroke = function (...path) {
+        if (this.getLineDash().length) dashedLines += 1;
+        stroke.apply(this, path);
+    };
+"""
+"""Only the starts of attempts are marked with dashed lines."""
+
+
+def check_examples(page: Page, cluster: Cluster) -> None:
+    """Each workload's example fills the form that its schema makes, and the form makes the same request of it."""
+    workloads = cluster.client.get("/workloads").raise_for_status().json()["workloads"]
+    examples = {one["name"]: one["example"] for one in workloads if one["example"]}
+    assert len(examples) >= 5
+    for name, example in examples.items():
+        page.get_by_label("Start from").select_option(f"example:{name}")
+        expect(page.locator("#curl")).to_contain_text(f'"workload": "{name}"')
+        assert shown_request(page) == example, name
+
+
+def run_command(page: Page, cluster: Cluster) -> str:
+    """Submit by the curl command that the page shows, and cancel. Returns the job's id."""
+    command = ["bash", "-c", page.locator("#curl").text_content() or ""]
+    done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["id"]
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    return job
 
 
 def check_press_shows_at_once(page: Page) -> None:
@@ -166,12 +220,11 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
     expect(wrong).to_have_text("another row has the name 'team'")
     rows.last.get_by_label("labels 2 name").fill("-")
     page.get_by_role("button", name="Check only").click()
-    expect(rows.last.locator(".wrong")).to_contain_text("must match")
+    expect(rows.last.locator(".wrong")).to_contain_text("with a letter or digit first and last")
     expect(wrong).to_have_count(1)
     check_accessibility(page)
     labels.get_by_label("Remove labels 2").press("Enter")
-    request = json.loads((page.locator("#curl").text_content() or "").split("-d '")[1][:-1])
-    assert request["labels"] == {"team": "ads"}
+    assert shown_request(page)["labels"] == {"team": "ads"}
 
 
 def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
@@ -353,9 +406,12 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
 
 
-def check_phone_width(page: Page, url: str) -> None:
+def check_phone_width(page: Page, url: str, *contents: str) -> None:
+    """The page fits with these contents, some of which it loads later."""
     page.set_viewport_size({"width": 380, "height": 760})
     visit(page, url)
+    for content in contents:
+        expect(page.locator(content).first).to_be_visible()
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 380, (url, width)
     check_accessibility(page)
@@ -415,7 +471,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
     expect(page.locator(".u-legend").first).to_contain_text("first, attempt 2")
     expect(page.locator(".u-series").nth(1)).to_have_attribute("title", jobs[0])
     expect(page.locator(".about").first).to_contain_text("(first, attempt 2, step 3;")
-    page.wait_for_function("drawn.includes('3')")
+    page.wait_for_function("() => drawn.includes('3')")
     steps = [text for text in page.evaluate("drawn") if re.fullmatch(r"[0-9.]+", text) and float(text) < 50]
     assert {"1", "2", "3"} <= set(steps)
     assert not [text for text in steps if "." in text], steps

@@ -20,6 +20,8 @@ from tests.cluster.browser import check_accessibility, logged_in, started_browse
 from tests.cluster.jobs import each_epoch, past_step, workers
 from tests.conftest import Cluster, running_cluster
 
+from rolecall.spec.inspection import TraceDocument
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,7 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(request)
     cluster.until(job, past_step(20), 120)
     _assert_page_shows_the_pipeline(cluster, job)
+    _assert_trace_has_every_task(cluster, job)
     result = cluster.wait_for(job, "succeeded", 480)["result"]
     assert result["test_loss"] < 4.3  # 6.9 before the first step: the logarithm of 1024 tokens
     times = [result[f"stage_{rank}_{kind}_s"] for rank in range(2) for kind in ("compute", "wait", "idle")]
@@ -100,6 +103,20 @@ def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
         check_accessibility(page)
         page.get_by_role("link", name="Open the picture").click()  # The policy must allow its style, too.
         assert page.locator("rect.F").first.evaluate("bar => getComputedStyle(bar).fill") == dark
+
+
+def _assert_trace_has_every_task(cluster: Cluster, job: str) -> None:
+    """Of both ranks, with the fields that viewers of Chrome's trace format need."""
+    answer = cluster.client.get(f"/jobs/{job}/timeline", params={"format": "trace"}).raise_for_status()
+    trace = TraceDocument.model_validate_json(answer.content)
+    assert (trace.other["job"], trace.other["silent"]) == (job, {})
+    names = {(event["pid"], event["tid"]) for event in trace.events if event["name"] == "thread_name"}
+    done = [event for event in trace.events if event["ph"] == "X"]
+    assert {(event["pid"], event["tid"]) for event in done} <= names
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in done)
+    tasks = {(event["pid"], event["cat"], event["name"]) for event in done}
+    # The example has 4 micro-batches.
+    assert tasks >= {(rank, "compute", f"{kind} {number}") for rank in (0, 1) for kind in "FB" for number in range(4)}
 
 
 def exact_job() -> dict[str, Any]:

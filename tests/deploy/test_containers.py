@@ -108,6 +108,11 @@ def test_the_job_of_the_readme_can_be_submitted(stack: Stack) -> None:
     assert "trainer-0" in said
 
 
+def test_the_page_has_the_scripts_that_git_ignores(stack: Stack) -> None:
+    for name in ("htmx.min.js", "uPlot.iife.min.js", "uPlot.min.css"):
+        assert stack.client.get(f"/ui/static/vendor/{name}").raise_for_status().content, name
+
+
 def test_nodes_are_called_as_their_containers(stack: Stack) -> None:
     assert list(stack.nodes("trainer")) == stack.containers("trainer")
     assert list(stack.nodes("master")) == ["master"]

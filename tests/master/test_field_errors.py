@@ -4,13 +4,13 @@ from copy import deepcopy
 from typing import Annotated, Any, Self
 
 import pytest
-from pydantic import Field, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator, field_validator, model_validator
 
 from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
 from rolecall.spec.api import PruneRequest
 from rolecall.spec.errors import InvalidJob
-from rolecall.spec.job import JobRequest
+from rolecall.spec.job import JobRequest, JobUpdate
 from rolecall.spec.workload import Params
 
 
@@ -88,8 +88,25 @@ def test_a_wrong_key_is_told_with_all_its_rules() -> None:
         JobRequest.model_validate({"workload": "toy", "labels": {"-": "x"}})
     (problem,) = explain(caught.value.errors(), JobRequest.model_json_schema())
     assert problem["field"] == "labels.-"
-    assert problem["message"].startswith("it must match pattern '^(?:[a-z0-9]")
-    assert problem["legal"].startswith("string of length ≤ 317 like ^(?:[a-z0-9]")
+    rule = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit first and last"
+    assert problem["message"] == f"it must be {rule}, also after a DNS name and '/'"
+    assert problem["legal"] == "", "the message has it"
+
+
+def test_a_pattern_is_told_in_words_where_there_are_some() -> None:
+    change: dict[str, Any] = {"labels": {"team": "!", "long": "x" * 64}}
+    with pytest.raises(ValidationError) as caught:
+        JobUpdate.model_validate(change)
+    schema = JobUpdate.model_json_schema()
+    wrong, long = explain(caught.value.errors(), schema)
+    assert wrong["message"].startswith("it must be nothing, or up to 63 letters")
+    assert long["message"] == "it must have at most 63 characters"
+    assert wrong["message"] == f"it must be {long['legal'].removesuffix(' or null')}"
+    adapter = TypeAdapter(Annotated[str, Field(pattern="^a+$")])
+    with pytest.raises(ValidationError) as caught:
+        adapter.validate_python("b")
+    (problem,) = explain(caught.value.errors(), adapter.json_schema())
+    assert (problem["message"], problem["legal"]) == ("it must match pattern '^a+$'", "string like ^a+$")
 
 
 def test_a_wrong_time_is_told_with_an_example() -> None:

@@ -86,10 +86,13 @@ class Job:
     def metrics(self, points: int = 2000) -> list[dict[str, Any]]:
         """The values that the workers reported: a row for each worker and step, for example for `pandas.DataFrame`.
 
-        Each row has `attempt`, `rank`, `role`, `role_rank`, `step` and the values. A series with more than about
-        `points` rows is thinned.
+        Each row has `attempt`, `rank`, `role`, `role_rank`, `step` and all values, with None for those that the worker
+        did not report at the step. A series with more than about `points` rows is thinned.
         """
-        return table(self._patience.call(lambda: self.client.metrics(self.id, points)))
+        rows = table(self._patience.call(lambda: self.client.metrics(self.id, points)))
+        # Many readers of tables take the columns from the first rows.
+        names = dict.fromkeys(name for row in rows for name in row)
+        return [{name: row.get(name) for name in names} for row in rows]
 
     def plot(self, metric: str = "loss") -> Picture:
         """A chart of a metric over the steps, with a line for each worker that reported it. Notebooks show it.

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from rolecall.settings.worker import WorkerSettings, read_worker
 from rolecall.spec import workload
+from rolecall.spec.bounds import matching
 from rolecall.spec.errors import InputError
 from rolecall.spec.report import shorten
 
@@ -24,7 +25,9 @@ class Builder(workload.Params):
     """A function that returns a model."""
 
     builder: Annotated[
-        str, Field(max_length=1024, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])
+        str,
+        Field(max_length=1024, examples=["my_models:small"]),
+        matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "a function as module:function"),
     ]
     """The function, as `module:function`, in a package or folder that the operator allowed."""
     arguments: dict[str, Any] = Field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from rolecall.spec.bounds import RULE
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.similar import most_similar
 from rolecall.spec.visible import listed
@@ -116,6 +117,8 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         return _explain_tag(error, schema, place.schema, path)
     if error["loc"] and error["loc"][-1] == "[key]":
         return _explain_key(error, schema, prefix)
+    if rule := _broken_rule(error, schema, place.schema):
+        return problem(field, f"it must be {rule}", error.get("input"), "")
     message = _worded(str(error["msg"]))
     if error["type"] == "missing":
         return problem(field, "it is missing", None, legal(schema, place.schema))
@@ -133,6 +136,13 @@ def _worded(message: str) -> str:
         return message.removeprefix(_OWN)
     message = message.partition(", unable to parse")[0].replace(" after validation", "")
     return _SUBJECT.sub("it must", message).replace("a valid integer", "an integer").replace("a valid ", "a ")
+
+
+def _broken_rule(error: Mapping[str, Any], root: Schema, schema: Schema) -> str:
+    """The rule in words of the pattern that a value does not match; empty if there is none, or for other errors."""
+    pattern = error.get("ctx", {}).get("pattern")
+    rules = (one[RULE] for one in _choices(root, schema) if RULE in one and one["pattern"] == pattern)
+    return next(rules, "")
 
 
 def _is_of_fields(error: Mapping[str, Any]) -> bool:
@@ -166,6 +176,8 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     rule = {name: value for one in rules for name, value in _resolved(schema, one).items()}
     if "enum" in rule:
         return unknown(field, str(rule.get("title", "name")).lower(), key, rule["enum"])
+    if words := _broken_rule(error, schema, rule):
+        return problem(field, f"it must be {words}", key, "")
     return problem(field, _worded(str(error["msg"])), key, legal(schema, rule))
 
 
@@ -254,7 +266,7 @@ def legal(root: Schema, schema: Schema) -> str:
         return "a time with its zone, such as 2026-01-31T18:00:00Z"
     kind = str(schema.get("type", ""))
     bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
-    return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
+    return schema.get(RULE) or " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
 def _members(schema: Schema) -> Sequence[Any]:

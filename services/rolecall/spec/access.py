@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec.bounds import AwareMoment
+from rolecall.spec.bounds import AwareMoment, matching
 from rolecall.spec.model import Request, Value
 
 
@@ -30,7 +30,13 @@ ADMIN, NODE, METRICS = "admin", "node", "metrics"
 BUILT_IN = (ADMIN, NODE, METRICS)
 MAX_OVERLAP_S = 30 * 86400.0
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+Name = Annotated[
+    str,
+    matching(
+        r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$",
+        "up to 63 lower-case letters, digits, '-', '_' and '.', with a letter or digit first and last",
+    ),
+]
 Scopes = Annotated[frozenset[Scope], Field(min_length=1, fail_fast=True)]
 _Bound = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 _Bytes = Annotated[int, Field(ge=0, le=2**62, strict=True)]

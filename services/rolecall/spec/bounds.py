@@ -7,7 +7,7 @@ from collections.abc import Sized
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
 MAX_INTEGER = 2**31 - 1
 """The largest attempt, rank or id that the database can store."""
@@ -19,6 +19,8 @@ MAX_PARTS = 10_000
 """The maximum number of files of one new checkpoint. The master reads all of them at once, each in 5 µs."""
 MAX_ARTIFACTS = 1000
 """The maximum number of artifacts of a job."""
+RULE = "x-rule"
+"""The keyword of a JSON schema with the rule of its `pattern` in words."""
 
 
 def _in_utc(given: datetime) -> datetime:
@@ -55,3 +57,8 @@ def at_most(count: int) -> BeforeValidator:
         return given
 
     return BeforeValidator(check)
+
+
+def matching(pattern: str, rule: str) -> Any:
+    """A pattern for a text. `rule` says in words which texts are valid; errors have it instead of the pattern."""
+    return Field(pattern=pattern, json_schema_extra={RULE: rule})

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.kit.params import Count, Name, to_object, to_tuple
 from rolecall.spec import workload
+from rolecall.spec.bounds import matching
 
 _LEGACY = "gym:"
 
@@ -13,7 +14,11 @@ _LEGACY = "gym:"
 class Wrapper(workload.Params):
     """A class that changes the observations, actions or rewards of an environment."""
 
-    entry_point: Annotated[str, Field(max_length=1024, pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$")]
+    entry_point: Annotated[
+        str,
+        Field(max_length=1024),
+        matching(r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$", "a class in gymnasium.wrappers, or package.module:Class"),
+    ]
     """Name of a class in `gymnasium.wrappers`, such as `FlattenObservation`, or `package.module:Class` if the operator
     allows it."""
     kwargs: dict[str, Any] = Field(default_factory=dict)

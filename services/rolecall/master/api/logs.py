@@ -27,7 +27,7 @@ from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import JobSummary, WorkerRecord
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.master.user_threads import Search, UserThreads
-from rolecall.spec.bounds import MAX_INTEGER
+from rolecall.spec.bounds import MAX_INTEGER, matching
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
@@ -44,7 +44,7 @@ _LARGE_BLOCK, _MANY_LINES = 1 << 20, 1 << 16
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_TEXTS = 10
 _TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\r\n]+$")]
+_Text = Annotated[str, Field(min_length=1, max_length=200), matching(r"^[^\r\n]+$", "1 to 200 characters in one line")]
 _MAX_IN_ID = 16
 """In a gang with more workers, only the last line of each block has an id."""
 

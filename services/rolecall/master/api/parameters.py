@@ -1,33 +1,26 @@
 """Parameters of routes: types that several routes share, and the check for unknown query parameters."""
 
-import re
 from typing import Annotated, Any
 
 from fastapi import Path, Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import ParamTypes
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rolecall.master.field_errors import MAX_PROBLEMS, shortened, unknown
+from rolecall.spec.bounds import matching
 from rolecall.spec.errors import InvalidRequest
 
 JobId = Annotated[str, Path(description="The job's id, such as `rnn-lm-3`.")]
 NodeName = Annotated[str, Path(description="The node's name.")]
 TokenName = Annotated[str, Path(description="The token's name.")]
-_CURSOR = "^-?[0-9]{1,9}:[0-9]{1,9}$"
-
-
-def _check_cursor(given: object) -> object:
-    """Unlike the message of a pattern, this one says what to pass."""
-    if isinstance(given, str) and not re.match(_CURSOR, given):
-        raise ValueError("it is not a cursor; pass `next_cursor` of the previous page unchanged")
-    return given
-
-
-Cursor = Annotated[str, Field(pattern=_CURSOR), BeforeValidator(_check_cursor)]
+Cursor = Annotated[str, matching("^-?[0-9]{1,9}:[0-9]{1,9}$", "next_cursor of the previous page, unchanged")]
 """A position in a list, from the previous page. Users treat it as opaque."""
-LabelFilter = Annotated[str, Field(min_length=1, max_length=381, pattern="^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$")]
-"""A label with its value, or only its name."""
+LabelFilter = Annotated[
+    str,
+    Field(min_length=1, max_length=381),
+    matching("^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$", "the NAME of a label, or NAME=VALUE"),
+]
 
 
 def merge_patch(schema: str) -> dict[str, Any]:
