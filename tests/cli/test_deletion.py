@@ -68,6 +68,13 @@ def test_delete_asks_at_a_terminal(cluster: Cluster) -> None:
     assert (unasked.returncode, unasked.stdout) == (0, f"job {last} is deleted\n")
 
 
+def test_delete_works_without_stdin(cluster: Cluster) -> None:
+    job = run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip()
+    command = ["bash", "-c", 'exec "$@" <&-', "bash", *ROLECALL, "delete", job, "--force"]
+    done = subprocess.run(command, capture_output=True, text=True, env=cluster.environment, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"job {job} is deleted\n"), done.stderr
+
+
 def at_terminal(cluster: Cluster, answer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command of a user who types this answer."""
     keyboard, terminal = pty.openpty()

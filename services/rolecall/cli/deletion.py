@@ -52,7 +52,7 @@ def delete(  # noqa: PLR0917 - the command line is the signature
 
     Asks for confirmation if stdin is a terminal. If a job can't be deleted, the others are deleted all the same.
     """
-    if sys.stdin.isatty() and not yes:
+    if not yes and sys.stdin and sys.stdin.isatty():  # There is no stdin if it is closed.
         _confirm(_question(jobs))
     deleted, errors = list[str](), list[UnknownName | Refused]()
     try:
