@@ -86,17 +86,25 @@ function startLog(box) {
     source.addEventListener("error", () => {
       status.textContent = "Reconnecting…";
       // Browsers give up after an error status, for example while the database is unavailable.
-      if (source.readyState === EventSource.CLOSED) retry = setTimeout(reconnect, RETRY_MS);
+      if (source.readyState === EventSource.CLOSED) recover(source);
     });
   }
 
-  async function reconnect() {
-    const answer = await fetch(`/jobs/${job}`).catch(() => null);
-    if (answer && answer.status >= 400 && answer.status < 500 && answer.status !== 429) {
-      status.textContent = "The log can't be read any more: the job is deleted, or you are logged out.";
-    } else {
-      connect();
+  // Tries again, unless the error is final: the job is deleted, has no such worker, or the user is logged out. Only
+  // another call tells the error.
+  async function recover(failed) {
+    const answer = await fetch(`${box.querySelector("a").href}&tail=0`).catch(() => null);
+    const isFinal = answer && answer.status >= 400 && answer.status < 500 && answer.status !== 429;
+    const problem = isFinal ? await problemOf(answer) : null;
+    if (failed !== source) return; // The filter has changed meanwhile.
+    if (!isFinal) {
+      retry = setTimeout(connect, RETRY_MS);
+      return;
     }
+    lines = [];
+    fresh = [];
+    view.textContent = "";
+    status.textContent = `The log can't be read: ${problem.detail}`;
   }
 
   // Offers the attempts that have begun. The part of the page that is reloaded says how many there are.
