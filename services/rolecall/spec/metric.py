@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
 from rolecall.spec.timeline import ACTIVITIES
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_([a-z0-9]+|\{index\}))*")
-_INDEX = "{index}"
+INDEX = "{index}"
+"""The part of a declared name that stands for a number in the reported ones."""
 MAX_DECLARED = 100
 """The maximum number of metrics that a workload may declare."""
 
@@ -62,7 +64,7 @@ class Metric:
     @property
     def indexed(self) -> bool:
         """True if the name stands for several metrics."""
-        return _INDEX in self.name
+        return INDEX in self.name
 
     @property
     def reported(self) -> dict[Split, str]:
@@ -79,8 +81,13 @@ def index_in(reported: str, declared: str) -> str | None:
 
     Empty if the declared name has none, and None if the reported name is not of this metric.
     """
-    found = re.fullmatch(re.escape(declared).replace(re.escape(_INDEX), r"(\d+)"), reported)
+    found = _pattern(declared).fullmatch(reported)
     return found and "".join(found.groups())
+
+
+@cache
+def _pattern(declared: str) -> re.Pattern[str]:
+    return re.compile(re.escape(declared).replace(re.escape(INDEX), r"(\d+)"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rolecall.master.web.format import number
 from rolecall.spec.api import RETENTION, Event, MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
 from rolecall.spec.job import WorkerDocument
-from rolecall.spec.metric import index_in
+from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 
@@ -92,7 +92,7 @@ def figures(values: Mapping[str, object], metrics: Iterable[MetricDocument]) -> 
     """The numbers among a job's values. Only two or more members of an indexed metric are a family."""
     single: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, int | float)}
     families: dict[str, dict[str, float]] = {}
-    for declared in (name for metric in metrics for name in metric.reported.values()):
+    for declared in (name for metric in metrics for name in metric.reported.values() if INDEX in name):
         indices = {name: int(index) for name in single if (index := index_in(name, declared))}
         if len(indices) > 1:
             families[declared] = {name: single.pop(name) for name in sorted(indices, key=indices.__getitem__)}

@@ -21,7 +21,10 @@ document.body.addEventListener("htmx:responseError", (event) => {
     showMessage(`The master answered ${status}.`);
   }
 });
-document.body.addEventListener("htmx:sendError", () => showMessage("The master does not answer; trying again."));
+document.body.addEventListener("htmx:sendError", (event) => {
+  const isButton = event.detail.requestConfig.verb !== "get";
+  showMessage(isButton ? "No answer from the master: press the button again." : "The master does not answer; trying again.");
+});
 // A button shows at once that it is pressed, until a part of the page that was read afterwards replaces it.
 const status_ = document.getElementById("status");
 let acting = 0;
@@ -32,7 +35,7 @@ document.body.addEventListener("htmx:beforeRequest", (event) => {
   if (requestConfig.verb === "get") return;
   acting += 1;
   requestConfig.usual = elt.textContent;
-  status_.textContent = elt.textContent = elt.dataset.pressed;
+  status_.textContent = elt.textContent = elt.dataset.pressed ?? elt.textContent;
   // A disabled button loses the focus, and the Tab key would start at the top of the page.
   document.getElementById("main").focus({ preventScroll: true });
   elt.disabled = true;

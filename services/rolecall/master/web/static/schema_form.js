@@ -81,7 +81,7 @@ const SchemaForm = (() => {
       if (schema.type === "array" && schema.prefixItems) return this.json(schema, value);
       if (schema.type === "array") return this.list(schema, path, value);
       if (schema.type === "object" && schema.properties) return this.object(schema, path, value, isRequired);
-      if (schema.type === "object" && schema.additionalProperties?.type === "string") return this.map(schema, path, value);
+      if (schema.type === "object" && schema.additionalProperties?.type === "string") return this.map(schema, path, value, isRequired);
       if (["integer", "number", "string"].includes(schema.type)) return this.text(schema, value);
       return this.json(schema, value);
     }
@@ -186,7 +186,7 @@ const SchemaForm = (() => {
     }
 
     // An object with names that the user chooses and texts as values: a row for each name. Empty rows are left out.
-    map(schema, path, value) {
+    map(schema, path, value, isRequired) {
       const rows = [];
       const make = (start) => {
         const input = (placeholder, { maxLength } = {}, given = "") => this.listen(element("input", { type: "text", placeholder, maxlength: maxLength, value: given }));
@@ -198,11 +198,12 @@ const SchemaForm = (() => {
       const box = this.rowsOf(rows, path, Object.entries(value || {}), make);
       const entries = () => rows.map((row) => row.read()).filter((one) => one !== undefined);
       this.checks.push(() => {
+        if (!box.isConnected) return []; // Its row is removed, or another form of the value is chosen.
         const names = entries().map(([name]) => name);
         const repeated = new Set(names.filter((name, place) => names.indexOf(name) < place));
         return [...repeated].map((name) => ({ field: `${path()}.${name}`, message: `another row has the name '${name}'` }));
       });
-      const read = () => (entries().length || value ? Object.fromEntries(entries()) : undefined);
+      const read = () => (entries().length || value || isRequired ? Object.fromEntries(entries()) : undefined);
       return { isGroup: true, element: box, read };
     }
 
