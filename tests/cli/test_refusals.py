@@ -104,8 +104,8 @@ async def test_an_unknown_workload_is_an_error_with_the_nearest_name(
     master: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await run_at(master, "jobs", "--workload", "toy")).code == 0, "it is installed, and has no jobs"
+    refused = await run_at(master, "jobs", "--workload", "tyo")
+    assert (refused.code, "there is no workload 'tyo'; did you mean 'toy'?" in refused.err) == (5, True)
     job = (await master.submit())["id"]
     monkeypatch.delitem(cast(dict[str, Any], CATALOGUE.workloads), "toy")
     assert job in (await run_at(master, "jobs", "--workload", "toy")).out, "its package is no longer installed"
-    refused = await run_at(master, "jobs", "--workload", "tyo")
-    assert (refused.code, "there is no workload 'tyo'; did you mean 'toy'?" in refused.err) == (5, True)

@@ -141,7 +141,7 @@ def _worded(message: str) -> str:
 def _broken_rule(error: Mapping[str, Any], root: Schema, schema: Schema) -> str:
     """The rule in words of the pattern that a value does not match; empty if there is none, or for other errors."""
     pattern = error.get("ctx", {}).get("pattern")
-    rules = (one[RULE] for one in _choices(root, schema) if RULE in one and one["pattern"] == pattern)
+    rules = (one[RULE] for one in _choices(root, schema) if RULE in one and one.get("pattern") == pattern)
     return next(rules, "")
 
 

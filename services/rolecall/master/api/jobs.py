@@ -71,11 +71,12 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     )
     async with master.database.read() as connection:
         found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
-        if workload is not None and not found and workload not in master.catalogue.workloads:
-            # Jobs of a workload that is no longer installed can still be listed.
-            used = await listing.workloads(connection, selection.owner)
-            if workload not in used:
-                raise InvalidRequest([unknown("workload", "workload", workload, {*master.catalogue.workloads, *used})])
+        # Jobs of a workload that is no longer installed can still be listed.
+        is_installed = workload is None or workload in master.catalogue.workloads
+        if workload and not (
+            found or is_installed or await listing.has_workload(connection, workload, selection.owner)
+        ):
+            raise InvalidRequest([unknown("workload", "workload", workload, master.catalogue.workloads)])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
     return JobPage(jobs=shown, next_cursor=str(ListPlace.of(found[-1])) if more else None)

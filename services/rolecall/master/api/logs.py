@@ -142,7 +142,8 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     position = Position.parse(last_event_id) if follow else Position()
     # Before the answer begins, because a stream that has begun can only break off.
     members = await _members(master, job, position.attempt or attempt or record.attempt)
-    _check_choice(record, members, choice)
+    if not follow or attempt or record.roles:  # Later attempts of a job with a worker per node can have more of them.
+        _check_choice(record, members, choice)
     if follow:
         events = _follow(master, reader, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")

@@ -75,10 +75,10 @@ async def page(
     return found[:limit], len(found) > limit
 
 
-async def workloads(connection: AsyncConnection, owner: str | None) -> set[str]:
-    """The workloads of all jobs, or of those of an owner."""
-    own = () if owner is None else (jobs.c.owner == owner,)
-    return set(await connection.scalars(select(jobs.c.workload).where(visible(), *own).distinct()))
+async def has_workload(connection: AsyncConnection, workload: str, owner: str | None) -> bool:
+    """Return whether there is a job of this workload, and of this owner if one is given."""
+    conditions = _conditions(Selection(workload=workload, owner=owner))
+    return bool(await connection.scalar(select(exists().where(visible(), *conditions))))
 
 
 def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
