@@ -99,7 +99,7 @@ class Job:
 
         Raises `ConfigurationError` if no worker has reported the metric.
         """
-        rows = self.metrics(_PLOTTED)
+        rows = table(self._patience.call(lambda: self.client.metrics(self.id, _PLOTTED)))
         if metric not in (known := metric_names(rows)):
             raise ConfigurationError(
                 f"job {self.id} has reported no {metric!r} yet; there are: {', '.join(known) or 'none'}"

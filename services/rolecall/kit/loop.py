@@ -258,6 +258,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             epoch_began, epoch_first = self._clock(), self.position.samples
             if not self._train_epoch():
                 return None
+            if self.context.device.type == "cuda":
+                torch.cuda.synchronize(self.context.device)  # It can be steps behind, which would be too high a rate.
             seconds = self._clock() - epoch_began
             scores = self._finish_epoch()
             self._log_epoch((self.position.samples - epoch_first) / max(seconds, 1e-9), scores)

@@ -151,8 +151,11 @@ def _require_text(file: TableFile) -> None:
     """
     if file.format == "parquet":
         return
-    with file.open() as stream:
-        begin = stream.read(_TEXT_BYTES)
+    try:
+        with file.open() as stream:
+            begin = stream.read(_TEXT_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return  # It can't be read any more: the first error remains.
     try:
         codecs.getincrementaldecoder("utf-8")().decode(begin)
         bad = begin.find(b"\0")
