@@ -121,7 +121,7 @@ def _cluster() -> Dashboard:
     found = board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
     found.with_variable(role_variable())
     restarts = f"{_ATTEMPT_STARTED} and on (job) rolecall_job_attempt > 1"
-    found.annotation(Marks("Restarts", "orange", restarts, "{{job}}: a later attempt was placed"))
+    found.annotation(Marks("Later attempts", "orange", restarts, "{{job}}: a later attempt was placed"))
     return found.annotation(Marks("Failures", "red", _failure_times(), "{{job}} failed: {{cause}}"))
 
 
