@@ -121,6 +121,7 @@ KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 QUESTION = re.compile(r"(What|How|Who|Whose|Which|Where|When|Why)\b")
+QUOTED_QUESTION = re.compile(rf"[\"']\s*{QUESTION.pattern}")
 
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
@@ -272,7 +273,8 @@ def test_words_are_found_in_each_kind_of_name() -> None:
 
 def _questions(source: str) -> Iterator[str]:
     """The docstrings of modules, classes, functions and attributes that open like a question."""
-    for node in ast.walk(ast.parse(source)):
+    # Parsing takes longer than searching, and few files have such a string.
+    for node in ast.walk(ast.parse(source)) if QUOTED_QUESTION.search(source) else ():
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))) if QUESTION.match(text):
                 yield text.partition("\n")[0]
