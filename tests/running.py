@@ -34,14 +34,14 @@ class Running(ABC):
         """The job's document."""
         return self.client.get(f"/jobs/{job}").raise_for_status().json()
 
-    def wait_for(self, job: str, state: str, timeout: float = 60) -> dict[str, Any]:
+    def wait_for(self, job: str, state: str, timeout: float = 120) -> dict[str, Any]:
         """Wait until the job is in `state`; fail with the logs when it ends otherwise or the time is over."""
         document = self.until(job, lambda one: one["state"] == state or one["state"] in ENDED, timeout)
         if document["state"] != state:
             pytest.fail(f"job {job} is not {state} but {document['state']}: {document['reason']}\n{self.logs()}")
         return document
 
-    def until(self, job: str, holds: Callable[[dict[str, Any]], Any], timeout: float = 60) -> dict[str, Any]:
+    def until(self, job: str, holds: Callable[[dict[str, Any]], Any], timeout: float = 120) -> dict[str, Any]:
         """Poll until `holds(document)`; fail with the logs when the time is over."""
         begin = time.monotonic()
         document = None

@@ -106,7 +106,7 @@ def test_dense_layers_of_ones_own(allowing: Cluster, rows: Path) -> None:
 def test_a_model_of_ones_own_is_trained(allowing: Cluster, workload: str) -> None:
     roles = {"observer": 1} if workload == "reinforce" else {"trainer": 1} if workload == "rnn-lm" else {"stage": 2}
     job = allowing.submit({"workload": workload, "roles": roles, **JOBS[workload]})
-    document = allowing.wait_for(job, "succeeded", 120)
+    document = allowing.wait_for(job, "succeeded", 240)
     assert document["result"]
     artifacts = allowing.client.get(f"/jobs/{job}/artifacts").raise_for_status().json()["artifacts"]
     assert "model.zip" in {artifact["name"] for artifact in artifacts}

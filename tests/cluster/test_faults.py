@@ -46,7 +46,7 @@ def seconds_until_gone(pids: list[int], bound_s: float) -> float:
 @pytest.fixture(scope="module")
 def uninterrupted(cluster: Cluster, rows: Path) -> dict[str, torch.Tensor]:
     job = cluster.submit(exact_job(rows))
-    cluster.wait_for(job, "succeeded", 60)
+    cluster.wait_for(job, "succeeded")
     return weights(cluster, job)
 
 
@@ -55,10 +55,10 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
     cluster: Cluster, rows: Path, uninterrupted: dict[str, torch.Tensor], victim: str
 ) -> None:
     job = cluster.submit(exact_job(rows))
-    gang = workers(cluster.until(job, past_step(150), 60))
+    gang = workers(cluster.until(job, past_step(150)))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 2.0) <= 2.0
-    document = cluster.wait_for(job, "succeeded", 60)
+    document = cluster.wait_for(job, "succeeded")
     first, second = document["attempts"]
     assert first["state"] == "failed"
     assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in first["cause"]
@@ -69,55 +69,55 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
 
 def test_a_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows, max_steps=500, checkpoint_every_steps=100))
-    gang = workers(cluster.until(job, past_step(150), 60))
+    gang = workers(cluster.until(job, past_step(150)))
     os.kill(gang["trainer-0"]["pid"], signal.SIGSTOP)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 6.0) <= 6.0
-    document = cluster.wait_for(job, "succeeded", 60)
+    document = cluster.wait_for(job, "succeeded")
     assert "trainer-0" in document["attempts"][0]["cause"]
     assert "stopped" in document["attempts"][0]["cause"]
 
 
 def test_restarts_are_bounded(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows) | {"max_restarts": 0})
-    os.kill(workers(cluster.until(job, past_step(10), 60))["trainer-0"]["pid"], signal.SIGKILL)
+    os.kill(workers(cluster.until(job, past_step(10)))["trainer-0"]["pid"], signal.SIGKILL)
     document = cluster.wait_for(job, "failed", 20)
     assert "killed by SIGKILL" in document["reason"]
     assert cluster.client.post(f"/jobs/{job}/retry").is_success
-    cluster.until(job, past_step(10), 60)
+    cluster.until(job, past_step(10))
 
 
 def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, rows: Path) -> None:
     running = cluster.submit(long_job(rows, max_steps=1000, checkpoint_every_steps=300))
-    before = workers(cluster.until(running, past_step(100), 60))
+    before = workers(cluster.until(running, past_step(100)))
     queued = cluster.submit(short_job(rows))
     cluster.until(queued, lambda document: document["waiting_for"], 10)
     os.kill(cluster.pids["master"], signal.SIGKILL)
-    document = cluster.wait_for(running, "succeeded", 90)
+    document = cluster.wait_for(running, "succeeded", 180)
     assert len(document["attempts"]) == 1
     assert {name: worker["pid"] for name, worker in workers(document).items()} == {
         name: worker["pid"] for name, worker in before.items()
     }
-    cluster.wait_for(queued, "succeeded", 60)
+    cluster.wait_for(queued, "succeeded")
 
 
 def test_the_master_container_killed_costs_an_attempt(cluster: Cluster, rows: Path) -> None:
     """Control program, node and driver rank die together."""
     job = cluster.submit(long_job(rows, max_steps=700, checkpoint_every_steps=100))
-    driver = workers(cluster.until(job, past_step(200), 60))["master-0"]["pid"]
+    driver = workers(cluster.until(job, past_step(200)))["master-0"]["pid"]
     for pid in (cluster.pids["master"], cluster.pids["master-0"]):
         os.kill(pid, signal.SIGKILL)
     seconds_until_gone([driver], 2.0)
-    document = cluster.wait_for(job, "succeeded", 90)
+    document = cluster.wait_for(job, "succeeded", 180)
     assert len(document["attempts"]) == 2
     assert "resumed from the checkpoint at step" in cluster.client.get(f"/jobs/{job}/events").text
 
 
 def test_a_killed_node_takes_its_workers_along_and_comes_back(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows, max_steps=700, checkpoint_every_steps=100))
-    gang = workers(cluster.until(job, past_step(200), 60))
+    gang = workers(cluster.until(job, past_step(200)))
     os.kill(cluster.pids["trainer-1"], signal.SIGKILL)
     seconds_until_gone([gang["trainer-1"]["pid"]], 2.0)
-    document = cluster.wait_for(job, "succeeded", 90)
+    document = cluster.wait_for(job, "succeeded", 180)
     assert len(document["attempts"]) == 2
     assert "trainer-1" in document["attempts"][0]["cause"]
 
@@ -131,7 +131,7 @@ def test_cancel_works_in_every_state(cluster: Cluster, rows: Path, state: str) -
         case "placed":
             cluster.until(job, lambda document: document["state"] in {"placed", "running"}, 10)
         case "stopping" | "paused":
-            cluster.until(job, past_step(10), 60)
+            cluster.until(job, past_step(10))
             cluster.client.post(f"/jobs/{job}/pause")
             if state == "paused":
                 cluster.wait_for(job, "paused", 20)

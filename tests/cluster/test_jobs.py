@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 def test_a_job_trains_a_model_and_hands_it_over(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     job = cluster.submit(short_job(rows))
-    document = cluster.wait_for(job, "succeeded", 60)
+    document = cluster.wait_for(job, "succeeded")
     result = document["result"]
     assert 0.6 < result["validation_auc"] < 1
     assert result["samples_per_s"] > 0
@@ -42,10 +42,8 @@ def test_a_job_trains_a_model_and_hands_it_over(cluster: Cluster, rows: Path, tm
 @pytest.mark.idle
 def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster, rows: Path) -> None:
     """With warm nodes; the input is read within the time, too."""
-    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
-    starts = [
-        cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)["progress"]["start_s"] for _ in range(3)
-    ]
+    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
+    starts = [cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")["progress"]["start_s"] for _ in range(3)]
     for start in starts:
         parts = sum(start[part] for part in ("queue", "spawn", "join", "first_step"))
         assert start["total"] == pytest.approx(parts, abs=0.01)
@@ -66,13 +64,13 @@ def test_a_thousand_waiting_jobs_delay_neither_requests_nor_a_job_that_fits(rows
         assert percentile(latencies_ms(lambda: cluster.client.get("/healthz").raise_for_status()), 99) <= 50
         assert idle_share(psutil.Process(cluster.pid("master"))) <= 0.2
         fits = cluster.submit(short_job(rows, trainers=1))
-        start = cluster.wait_for(fits, "succeeded", 60)["progress"]["start_s"]
+        start = cluster.wait_for(fits, "succeeded")["progress"]["start_s"]
         assert start["queue"] <= 1.0
 
 
 def test_logs_events_metrics_and_series_can_be_read(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(short_job(rows))
-    cluster.wait_for(job, "succeeded", 60)
+    cluster.wait_for(job, "succeeded")
     events = cluster.client.get(f"/jobs/{job}/events").text
     assert "the table has" in events
     series = cluster.client.get(f"/jobs/{job}/metrics").json()
@@ -91,7 +89,7 @@ def test_two_jobs_share_the_nodes_and_a_third_waits_for_its_turn(cluster: Cluste
     assert waiting["state"] == "queued"
     assert "waiting for 1 trainer slot: 0 of 2 are free" in waiting["waiting_for"]
     cluster.client.post(f"/jobs/{first}/cancel")
-    cluster.wait_for(third, "succeeded", 60)
+    cluster.wait_for(third, "succeeded")
 
 
 def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, rows: Path) -> None:
@@ -100,7 +98,7 @@ def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, row
     assert "9 trainer slots" in waiting
     assert "the cluster has 2 in total" in waiting
     other = cluster.submit(short_job(rows))
-    cluster.wait_for(other, "succeeded", 60)
+    cluster.wait_for(other, "succeeded")
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     cluster.wait_for(job, "cancelled", 5)
 
@@ -141,7 +139,7 @@ def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, r
     document = cluster.wait_for(job, "cancelled", 10)
     assert document["attempts"][0]["cause"] == "cancelled by admin"
     assert cluster.client.post(f"/jobs/{job}/cancel").status_code == 409
-    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
+    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
 
 
 def test_a_paused_job_goes_on_where_it_was(cluster: Cluster, rows: Path) -> None:
@@ -152,7 +150,7 @@ def test_a_paused_job_goes_on_where_it_was(cluster: Cluster, rows: Path) -> None
     steps = [one["manifest"]["step"] for one in cluster.client.get(f"/jobs/{job}/checkpoints").json()["checkpoints"]]
     assert steps[0] >= 100
     cluster.client.post(f"/jobs/{job}/resume")
-    document = cluster.wait_for(job, "succeeded", 60)
+    document = cluster.wait_for(job, "succeeded")
     assert document["result"]["steps"] == 900
     assert f"resumed from the checkpoint at step {steps[0]}" in cluster.client.get(f"/jobs/{job}/events").text
     assert len(document["attempts"]) == 2

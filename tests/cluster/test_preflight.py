@@ -43,7 +43,7 @@ def test_it_examines_every_pair_while_other_jobs_run(cluster: Cluster, rows: Pat
     """All slots are taken, and the job that has them goes on."""
     busy = cluster.submit(long_job(rows))
     cluster.until(busy, past_step(10))
-    document = cluster.wait_for(cluster.submit({"workload": "preflight", "params": {"measure_s": 3}}), "succeeded", 60)
+    document = cluster.wait_for(cluster.submit({"workload": "preflight", "params": {"measure_s": 3}}), "succeeded")
     nodes = sorted(set(cluster.pids) - {"master"})
     assert sorted(worker["node"] for worker in document["attempts"][0]["workers"]) == nodes
     pairs = {tuple(sorted((a, b))) for a in nodes for b in nodes if a != b}
@@ -59,7 +59,7 @@ def test_it_examines_every_pair_while_other_jobs_run(cluster: Cluster, rows: Pat
 def test_a_nodes_preflight_has_what_names_it(cluster: Cluster) -> None:
     nodes = ["trainer-0", "trainer-1"]
     job = cluster.submit({"workload": "preflight", "params": {"nodes": nodes, "measure_s": 1}})
-    cluster.wait_for(job, "succeeded", 60)
+    cluster.wait_for(job, "succeeded")
     answer = cluster.client.get("/nodes/trainer-0/preflight").raise_for_status().json()
     assert {finding["check"] for finding in answer["findings"]} >= {"clock", "disk", "version"}
     assert answer["network"]["job"] == job

@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uninterrupted(stages: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     job = stages.submit(exact_job(folder))
-    stages.wait_for(job, "succeeded", 120)
+    stages.wait_for(job, "succeeded", 240)
     return weights(stages, job, tmp_path_factory.mktemp("uninterrupted"))
 
 
@@ -127,9 +127,9 @@ def test_a_killed_stage_costs_an_attempt_and_not_the_result(
     stages: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, victim: str
 ) -> None:
     job = stages.submit(exact_job(folder))
-    gang = workers(stages.until(job, past_step(17), 120))
+    gang = workers(stages.until(job, past_step(17), 240))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
-    document = stages.wait_for(job, "succeeded", 120)
+    document = stages.wait_for(job, "succeeded", 240)
     assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
     assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
     torch.testing.assert_close(weights(stages, job, tmp_path), uninterrupted, rtol=0, atol=0)
@@ -141,7 +141,7 @@ def test_a_model_of_the_jobs_own(stages: Cluster, plugins: Path, folder: Path, t
     request["params"] |= {"model": {"builder": "their_nets:small", "arguments": {"width": 8}}, "cuts": ["1"]}
     jobs = [stages.submit(request) for _ in range(2)]
     for job in jobs:
-        stages.wait_for(job, "succeeded", 120)
+        stages.wait_for(job, "succeeded", 240)
     first, second = (weights(stages, job, tmp_path) for job in jobs)
     assert first["2.weight"].shape == (3, 8)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -158,11 +158,11 @@ def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> Non
     request = exact_job(folder)
     request["params"]["checkpoint_every_steps"] = None
     job = stages.submit(request)
-    stages.until(job, past_step(5), 120)
+    stages.until(job, past_step(5), 240)
     stages.client.post(f"/jobs/{job}/pause")
     stages.wait_for(job, "paused", 30)
     stages.client.post(f"/jobs/{job}/resume")
-    document = stages.wait_for(job, "succeeded", 120)
+    document = stages.wait_for(job, "succeeded", 240)
     assert document["result"]["steps"] == 40
     assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
 

@@ -62,7 +62,7 @@ def exact_job() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def uninterrupted(cluster: Cluster) -> dict[str, torch.Tensor]:
     job = cluster.submit(exact_job())
-    cluster.wait_for(job, "succeeded", 90)
+    cluster.wait_for(job, "succeeded", 180)
     return weights(cluster, job)
 
 
@@ -71,9 +71,9 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
     cluster: Cluster, uninterrupted: dict[str, torch.Tensor], victim: str
 ) -> None:
     job = cluster.submit(exact_job())
-    gang = workers(cluster.until(job, past_step(60), 60))
+    gang = workers(cluster.until(job, past_step(60)))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
-    document = cluster.wait_for(job, "succeeded", 90)
+    document = cluster.wait_for(job, "succeeded", 180)
     assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
     assert "resumed from the checkpoint at step" in cluster.client.get(f"/jobs/{job}/events").text
     torch.testing.assert_close(weights(cluster, job), uninterrupted, rtol=0, atol=0)

@@ -89,11 +89,11 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         # The driver rank's node is not in a master's container, and so does not die with it.
         driver = node(tmp_path / "driver", name.port, "master", command=(*COMMAND, "node"), **shared)
         stack.enter_context(driver)
-        until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 120)
+        until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 240)
         request = long_job(rows, trainers=1, max_steps=2000, checkpoint_every_steps=100)
         job = accepted(httpx.post(f"http://127.0.0.1:{first.port}/jobs", headers=bearer(TOKEN), json=request))["id"]
         ask = lambda master: master.ask(f"/jobs/{job}")  # noqa: E731
-        before = until(lambda: (found := ask(first))["progress"]["step"] > 100 and found, 120)
+        before = until(lambda: (found := ask(first))["progress"]["step"] > 100 and found, 240)
         os.kill(first.process.pid, signal.SIGKILL)
         until(lambda: is_ready(second))
         name.master, taken_over = second.port, datetime.now(UTC)

@@ -64,7 +64,7 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     request = example()
     request["params"]["max_steps"] = 300
     job = cluster.submit(request)
-    cluster.until(job, past_step(20), 120)
+    cluster.until(job, past_step(20), 240)
     _assert_page_shows_the_pipeline(cluster, job)
     _assert_trace_has_every_task(cluster, job)
     result = cluster.wait_for(job, "succeeded", 480)["result"]
@@ -130,11 +130,11 @@ def exact_job() -> dict[str, Any]:
 
 def test_a_killed_stage_costs_an_attempt_and_not_the_result(cluster: Cluster) -> None:
     undisturbed = cluster.submit(exact_job())
-    cluster.wait_for(undisturbed, "succeeded", 120)
+    cluster.wait_for(undisturbed, "succeeded", 240)
     job = cluster.submit(exact_job())
-    gang = workers(cluster.until(job, past_step(60), 60))
+    gang = workers(cluster.until(job, past_step(60)))
     os.kill(gang["stage-1"]["pid"], signal.SIGKILL)
-    document = cluster.wait_for(job, "succeeded", 120)
+    document = cluster.wait_for(job, "succeeded", 240)
     assert f"stage-1 on {gang['stage-1']['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
     assert "resumed from the checkpoint at step" in cluster.client.get(f"/jobs/{job}/events").text
     torch.testing.assert_close(weights(cluster, job), weights(cluster, undisturbed), rtol=0, atol=0)

@@ -121,7 +121,7 @@ def test_the_master_refuses_what_no_node_can_run(others: Cluster, case: str) -> 
 def test_a_nodes_check_ends_a_job_that_only_it_can_judge(others: Cluster, case: str) -> None:
     name, params, expected = FAILED[case]
     program = PROGRAMS[name]
-    document = others.wait_for(others.submit(program | {"params": program["params"] | params}), "failed", 60)
+    document = others.wait_for(others.submit(program | {"params": program["params"] | params}), "failed")
     assert expected in document["reason"]
     assert "\n" not in document["reason"]
     assert len(document["attempts"]) == 1
