@@ -2,7 +2,8 @@
 
 Starts a local cluster, and gives the worker of an ended job a long log of short lines. Prints the throughput of
 `GET /jobs/{job}/logs` with the CPU time of the master, of the whole log and of a search for a text that no line
-contains, and the CPU time of followers of jobs that print nothing.
+contains, the time of the last 1,000 lines, which the page shows, and the CPU time of followers of jobs that print
+nothing.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -38,6 +40,7 @@ def main() -> None:
         for _ in range(_ROUNDS):
             print(f"{options.megabytes} MB of lines, {serving(client, master, job)}", flush=True)
         print(f"{options.megabytes} MB of lines, {searching(client, master, job, options.megabytes)}", flush=True)
+        print(f"{options.megabytes} MB of lines, {ending(client, job)}", flush=True)
         too_large = example("rnn-lm") | {"roles": {"parameter-server": 1, "trainer": 32}}
         silent = [client.submit(too_large).id for _ in range(_SILENT_JOBS)]
         alone = idle_share(master, _WATCHED_S)
@@ -78,6 +81,17 @@ def searching(client: Client, master: psutil.Process, job: str, megabytes: int) 
     wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
     assert found == 0, "a line contains the text"
     return f"search: {megabytes / wall_s:.0f} MB/s, {wall_s:.2f} s, {own_s:.2f} s of the master's CPU"
+
+
+def ending(client: Client, job: str) -> str:
+    """Read the last 1,000 lines of the logs of a job a few times."""
+    times_ms: list[float] = []
+    for _ in range(2 * _ROUNDS + 1):
+        begin_s = time.perf_counter()
+        lines = b"".join(client.log(job, {"tail": 1000, "rank": 0})).splitlines()
+        times_ms.append(1000 * (time.perf_counter() - begin_s))
+        assert len(lines) == 1000
+    return f"the last 1,000: {median(times_ms):.0f} ms (median), {max(times_ms):.0f} ms at most"
 
 
 if __name__ == "__main__":
