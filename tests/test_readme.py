@@ -112,7 +112,7 @@ def test_the_commands_of_the_quick_start(cluster: Cluster, tmp_path: Path, rows:
         commands.remove(f"rolecall {action} ID")
         shell(f"{first}\n{named(f'rolecall {action} ID', [job])}")
         cluster.until(job, lambda document, state=state: document["state"] == state)
-    rest = commands[commands.index("rolecall delete ID") :]
+    rest = commands[commands.index("rolecall delete ID --yes") :]
     for command in rest:
         shell(f"{first}\n{named(command, ended)}")
     assert cluster.client.get(f"/jobs/{ended[0]}").status_code == 404

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 from tests.conftest import Cluster
 from tests.security.test_docs_page import find_browser
 
 WAIT_MS = 30_000
+"""It only ends a test that fails: a busy machine takes seconds to place a gang."""
+expect.set_options(timeout=WAIT_MS)
 
 
 @contextmanager

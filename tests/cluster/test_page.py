@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.cluster.browser import WAIT_MS, check_accessibility, log_in, logged_in, started_browser, visit
+from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser, visit
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
@@ -87,7 +87,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_accessibility(page)
     page.wait_for_function("before => Number(document.querySelector('.curves').dataset.points) > before", arg=before)
     assert page.evaluate("dashedLines") == 0, "a mark of the first attempt"
-    expect(lines).not_to_have_text(first_lines, timeout=WAIT_MS)
+    expect(lines).not_to_have_text(first_lines)
     expect(lines).not_to_contain_text("[trainer-1]")
     check_phone_width(page, f"{cluster.url}/", ".roles .seat")
     check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
