@@ -55,7 +55,7 @@ def line_with(stream: IO[str] | None, text: str) -> str:
 
 def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
     """The remaining output of the command, whose exit code must be `code`."""
-    stdout, stderr = process.communicate(timeout=90)
+    stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == code, f"{stdout}\n{stderr}"
     return stdout, stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cpu_time import slowness
 
 from rolecall.master.progress_lines import parse
 from rolecall.master.series import SeriesBook, series
@@ -51,11 +52,12 @@ def test_a_series_of_the_longest_stream_takes_a_tenth_of_a_second() -> None:
     full = LINE.replace(b'"metrics"', fields)
     lines = [full % step for step in range((16 << 20) // len(full))]
     times_s = [math.inf]
-    while min(times_s) > 0.1 and len(times_s) <= 10:  # Other tests share the cores' caches.
+    limit_s = 0.1 * slowness()
+    while min(times_s) > limit_s and len(times_s) <= 10:  # Other tests share the cores' caches.
         begin = time.process_time()
         assert series(iter(lines), 1000)[-1]["step"] == len(lines) - 1
         times_s.append(time.process_time() - begin)
-    assert min(times_s) <= 0.1, times_s
+    assert min(times_s) <= limit_s, times_s
 
 
 def test_a_long_series_takes_little_memory() -> None:
@@ -200,6 +202,6 @@ async def test_the_series_of_200_workers_take_less_than_100_ms(client: Client) -
         assert len(await page_series(client, job)) == 1
         times_s.append(time.process_time() - begin)
     first, *later = times_s
-    assert min(later) < 0.1, times_s
+    assert min(later) < 0.1 * slowness(), times_s
     # It is the only one that finds nothing in memory, so that no repetition makes up for a busy machine.
     assert first < 0.3, times_s

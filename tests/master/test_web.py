@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.cpu_time import slowness
 
 from rolecall.master.sessions import COOKIE
 from rolecall.master.store import events
@@ -247,4 +248,4 @@ async def test_the_pages_of_200_workers_take_less_than_300_ms(client: Client) ->
             times_s.append(time.process_time() - begin)
             assert page.status_code == 200
             assert "trainer-199" in page.text or "submit" in path or "compare" in path
-        assert min(times_s) < 0.3, (path, times_s)
+        assert min(times_s) < 0.3 * slowness(), (path, times_s)

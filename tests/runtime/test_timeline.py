@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.clock import ManualClock
+from tests.cpu_time import slowness
 
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec.timeline import MAX_STEPS, WINDOW_BYTES, Activity, Window
@@ -163,11 +164,11 @@ def test_a_change_during_a_reading_counts_no_time_twice() -> None:
 def test_a_span_costs_microseconds() -> None:
     """Ten spans of a step of 5 ms are 1 % of it at 5 µs; an idle machine measures 1 to 3 µs."""
     timeline = Timeline()
-    times_s = [float("inf")]
-    while min(times_s) >= 5e-6 and len(times_s) <= 20:  # Other tests share the cores' caches.
+    times_s, limit_s = [float("inf")], 5e-6 * slowness()
+    while min(times_s) >= limit_s and len(times_s) <= 20:  # Other tests share the cores' caches.
         begin = time.process_time()
         for _ in range(1000):
             with timeline.span("forward"):
                 pass
         times_s.append((time.process_time() - begin) / 1000)
-    assert min(times_s) < 5e-6, times_s
+    assert min(times_s) < limit_s, times_s
