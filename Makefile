@@ -89,7 +89,7 @@ clean:  ## Remove everything that the other targets made
 	rm -rf .venv .venv-lowest .venv-checkov .rolecall build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): $(LOCK) pyproject.toml hatch_build.py services/rolecall/kit/parameter_server/native.c
+$(INSTALLED): $(LOCK) pyproject.toml hatch_build.py $(wildcard services/rolecall/kit/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo >&2 "$(PYTHON) is not there: install Python 3.11 or newer, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo >&2 "Rolecall needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version); name a newer one: make PYTHON=/path/to/python3.11"; exit 1; }

@@ -24,9 +24,9 @@ _FILES = (
 """The files that the page loads, below `node_modules`."""
 
 
-_LOOPS = Path("services/rolecall/kit/parameter_server/native.c")
+_LOOPS = Path("services/rolecall/kit/native")
 _LIBRARY = "libnative.so"
-"""Next to the source, where `native.py` loads it."""
+"""In the folder of the sources, where `library.py` loads it."""
 # The same results on every processor: operations are not contracted. Roots in vectors need `-fno-math-errno`.
 _FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC")
 
@@ -42,14 +42,16 @@ class PackageFiles(BuildHookInterface[Any]):
         self._download_scripts()
 
     def _compile_loops(self) -> bool:
-        source = Path(self.root) / _LOOPS
-        library = source.with_name(_LIBRARY)
+        folder = Path(self.root) / _LOOPS
+        library = folder / _LIBRARY
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         if shutil.which(compiler[0]):
-            compile_loops(compiler, source, library)
+            compile_loops(compiler, folder, library)
         else:
-            library.unlink(missing_ok=True)  # Perhaps of another source or machine.
-            self.app.display_warning("there is no C compiler: updates of embeddings on CPUs will be slower")
+            library.unlink(missing_ok=True)  # Perhaps of other sources or another machine.
+            self.app.display_warning(
+                "there is no C compiler: updates of embeddings and policies on CPUs will be slower"
+            )
         return library.exists()
 
     def _download_scripts(self) -> None:
@@ -74,12 +76,13 @@ class PackageFiles(BuildHookInterface[Any]):
         stamp.write_text(lock)
 
 
-def compile_loops(compiler: Sequence[str], source: Path, library: Path) -> None:
-    """Compile the loops to a shared library with a command such as `["cc"]` or `["ccache", "gcc"]`.
+def compile_loops(compiler: Sequence[str], folder: Path, library: Path) -> None:
+    """Compile the C files of a folder to a shared library with a command such as `["cc"]` or `["ccache", "gcc"]`.
 
     Raises `RuntimeError` with the compiler's messages.
     """
-    arguments = [*compiler, *_FLAGS, str(source), "-o", str(library), "-lm"]
+    sources = sorted(map(str, folder.glob("*.c")))
+    arguments = [*compiler, *_FLAGS, *sources, "-o", str(library), "-lm"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
     if done.returncode:
-        raise RuntimeError(f"{shlex.join(compiler)} can't compile {source.name}:\n{done.stderr.strip()}")
+        raise RuntimeError(f"{shlex.join(compiler)} can't compile the loops in {folder}:\n{done.stderr.strip()}")

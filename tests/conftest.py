@@ -25,7 +25,7 @@ import psutil
 import psycopg
 import pytest
 from hypothesis import settings
-from tests.prerequisites import unavailable
+from tests.prerequisites import require_programs, unavailable
 from tests.rows import write_rows
 from tests.running import Running
 from typer import main, testing
@@ -51,7 +51,12 @@ gc.disable()
 _GROUPS = {
     "docker": ("tests/deploy/test_containers", "tests/deploy/test_hosts", "tests/deploy/test_postgres"),
     "namespaces": ("tests/deploy/test_k8s", "tests/deploy/test_quickstart", "tests/cluster/test_preflight"),
-    "loops in C": ("tests/kit/parameter_server/",),
+    "loops in C": (
+        "tests/kit/native/",
+        "tests/kit/parameter_server/",
+        "tests/kit/test_flat",
+        "tests/workloads/reinforce/test_algorithms",
+    ),
     "PostgreSQL": ("tests/master/test_store", "tests/master/test_database"),
 }
 """Files that share what a machine has once, such as names of containers and addresses, or costly session fixtures
@@ -228,6 +233,29 @@ def start_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Starts a cluster for one test that harms it; takes the arguments of `running_cluster`."""
     with ExitStack() as stack:
         yield lambda *options, **given: stack.enter_context(running_cluster(tmp_path, *options, **given))
+
+
+@pytest.fixture(scope="session")
+def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of loops in C, as a build of the package compiles it."""
+    from hatch_build import compile_loops
+
+    require_programs("cc")
+    path = tmp_path_factory.mktemp("native") / "libnative.so"
+    compile_loops(["cc"], ROOT / "services/rolecall/kit/native", path)
+    return path
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Whether torch or the loops in C compute."""
+    from rolecall.kit.native import library
+
+    is_native = request.param == "native"
+    library.load(request.getfixturevalue("compiled_loops") if is_native else tmp_path_factory.mktemp("empty") / "none")
+    assert library.is_available() == is_native
+    yield request.param
+    library.load(library.LIBRARY)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "adamw", "sgd"])
 def test_steps_and_states_are_those_of_the_single_parameters(make: Callable[[Any], torch.optim.Optimizer]) -> None:
     ours, reference = network(), network()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.adam import Adam, adam
 
 from rolecall.kit.checkpoint import Tensors, flatten_optimizer
+from rolecall.kit.native.update_loops import adam_step
 
 _PREFIX = "optimizer/"
 
@@ -36,6 +37,8 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     # The first step creates the state.
     if others or not isinstance(optimizer, Adam) or not optimizer.state:
         return optimizer.step
+    if native := adam_step(optimizer):
+        return native
     group, state = optimizer.param_groups[0], optimizer.state[parameter]
     beta1, beta2 = group["betas"]
     # For a single small vector, hooks and the grouping of parameters take longer than the arithmetic.

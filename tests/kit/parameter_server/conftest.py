@@ -1,4 +1,4 @@
-"""A gang of one process, which is its own parameter server, with real RPC and a real process group; compiled loops."""
+"""A gang of one process, which is its own parameter server, with real RPC and a real process group."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,26 +6,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hatch_build import compile_loops
 from tests.own_process import own_context, own_rpc
-from tests.prerequisites import require_programs
 
-from rolecall.kit.parameter_server import native
 from rolecall.kit.params import TrainingParams
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 
 WorkerContextOfTest = WorkerContext[TrainingParams]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The loops in C, as a build of the package compiles them."""
-    require_programs("cc")
-    library = tmp_path_factory.mktemp("native") / "libnative.so"
-    compile_loops(["cc"], Path(native.__file__).with_name("native.c"), library)
-    return library
 
 
 @pytest.fixture(scope="module")

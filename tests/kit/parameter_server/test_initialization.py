@@ -1,12 +1,8 @@
 """Every shard has its rows, with the first values that one process would have."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
-from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.initialization import (
     BLOCK_ROWS,
     Initializer,
@@ -43,14 +39,7 @@ def test_the_first_values_are_distributed_as_asked() -> None:
     assert not torch.equal(normal, initial_rows(whole, 3, Normal(seed=3, std=0.5), torch.float64))
 
 
-@pytest.fixture(params=["torch", "native"])
-def loops(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
-    native.load(request.getfixturevalue("library") if request.param == "native" else tmp_path / "missing")
-    yield
-    native.load(native.LIBRARY)
-
-
-@pytest.mark.usefixtures("loops")
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", [0, 4, 2**63 - 1])
 def test_normal_values_are_torchs(size: tuple[int, int], seed: int) -> None:

@@ -1,6 +1,5 @@
 """Steps on the rows of a gradient equal torch's own steps, and means of gradients equal dense means."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
-from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.lookup import distinct_rows
 from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
 
@@ -21,16 +19,7 @@ CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.2, "eps": 1e-7, "lr_decay": 0.3}),
     (SparseAdam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7}),
 ]
-
-
-@pytest.fixture(scope="module", params=["torch", "native"], autouse=True)
-def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every test runs with torch's operations and with the loops in C."""
-    is_native = request.param == "native"
-    native.load(request.getfixturevalue("library") if is_native else tmp_path_factory.mktemp("empty") / "missing")
-    assert native.is_available() == is_native
-    yield
-    native.load(native.LIBRARY)
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES)

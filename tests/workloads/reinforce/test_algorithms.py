@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rolecall.kit.native import library, policy_loops, update_loops
 from rolecall.workloads.reinforce import backward
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.algorithms import (
@@ -99,6 +100,7 @@ NETWORKS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("chosen", ALGORITHMS, ids=["reinforce", "ppo", "ppo, clipped values"])
 @pytest.mark.parametrize("action", [DESCRIPTION["action"], BOX], ids=["categorical", "gaussian"])
 @pytest.mark.parametrize("network", NETWORKS, ids=["tanh", "relu", "linear", "custom"])
@@ -121,6 +123,24 @@ def test_gradients_in_closed_form_are_those_of_autograd(
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
 
 
+def test_loops_compute_what_they_can(implementation: str, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[str] = set()
+
+    def record(name: str, *tensors: Tensor) -> Any:
+        names.add(name)
+        return library.loop(name, *tensors)
+
+    for module in (update_loops, policy_loops):
+        monkeypatch.setattr(module, "loop", record)
+    gradients = backpropagation(policy, 0.5)
+    optimizer = torch.optim.Adam(gradients.parameters)
+    for _ in range(2):  # The first step of the optimizer is torch's.
+        update_policy(Ppo(spec.Ppo(name="ppo")), policy, gradients, optimizer, transitions(policy))
+    loops = {"ppo", "tanh_backward", "clip_norm", "step_adam"}
+    assert names == (loops if implementation == "native" else set())
+
+
+@pytest.mark.usefixtures("implementation")
 def test_large_batches_pass_in_parts(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, copy = transitions(policy), Policy(DESCRIPTION)
     copy.load_state_dict(policy.state_dict())

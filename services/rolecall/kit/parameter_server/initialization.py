@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import native
+from rolecall.kit.native import library, row_loops
 
 BLOCK_ROWS = 65_536
 _DRAWN_BYTES = 1 << 28
@@ -66,11 +66,11 @@ class Normal:
 def fill_standard_normal(values: Tensor, seed: int) -> Tensor:
     """Fill contiguous float64 `values`, of any shape, as `normal_` does after `manual_seed(seed)`, but several times
     faster. The values equal torch's except for rounding."""
-    if values.numel() >= native.GROUP and values.dtype == torch.float64 and native.is_native(values):
-        native.standard_normal(values, seed)
+    if values.numel() >= row_loops.GROUP and values.dtype == torch.float64 and library.is_native(values):
+        row_loops.standard_normal(values, seed)
         return values
     generator = torch.Generator().manual_seed(seed)
-    if values.numel() < native.GROUP:
+    if values.numel() < row_loops.GROUP:
         return values.normal_(generator=generator)
     _fill_in_chunks(values.view(-1), generator)
     return values
@@ -78,21 +78,21 @@ def fill_standard_normal(values: Tensor, seed: int) -> Tensor:
 
 def _fill_in_chunks(values: Tensor, generator: torch.Generator) -> None:
     """As `normal_`, which transforms groups of 16 uniform numbers (Box and Muller, 1958) one by one; in vectors."""
-    rest = len(values) % native.GROUP
+    rest = len(values) % row_loops.GROUP
     for chunk in values[: len(values) - rest].split(_CHUNK):
         _transform(chunk.uniform_(generator=generator))
     if rest:  # Torch draws the rest, and then the last 16 numbers again.
         values[-rest:].uniform_(generator=generator)
-        _transform(values[-native.GROUP :].uniform_(generator=generator))
+        _transform(values[-row_loops.GROUP :].uniform_(generator=generator))
 
 
-_CHUNK = 2048 * native.GROUP
+_CHUNK = 2048 * row_loops.GROUP
 """Numbers that fit into a core's L2 cache, and that torch does not share out to threads of its own."""
 
 
 def _transform(uniform: Tensor) -> None:
     """Make uniform numbers on [0, 1) normal, in place, in groups of 16."""
-    groups = uniform.view(-1, 2, native.GROUP // 2)
+    groups = uniform.view(-1, 2, row_loops.GROUP // 2)
     radius = (1 - groups[:, 0]).log_().mul_(-2).sqrt_()
     angle = groups[:, 1] * (2 * math.pi)
     torch.mul(radius, angle.cos(), out=groups[:, 0])

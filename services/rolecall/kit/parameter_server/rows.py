@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from rolecall.kit.native import library, row_loops
 from rolecall.kit.optimizers import unused_zeros_like
-from rolecall.kit.parameter_server import native
 
 _BLOCK_BYTES = 1 << 17
 """The size of a block of rows, several of which fit into a core's L2 cache."""
@@ -44,8 +44,8 @@ def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
             raise ValueError(f"a gradient has {len(one.values)} values for {expected} rows or bags")
     rows, values = [one.rows for one in gradients], [one.values for one in gradients]
     simple = all(one.offsets is None and bool((one.rows[1:] > one.rows[:-1]).all()) for one in gradients)
-    if simple and native.is_native(*values) and native.are_row_numbers(*rows):
-        return RowGradient(*native.mean_rows(rows, values, divisor))
+    if simple and library.is_native(*values) and library.are_integers(*rows):
+        return RowGradient(*row_loops.mean_rows(rows, values, divisor))
     if simple and len(gradients) == 1:
         return RowGradient(rows[0], values[0] / divisor)
     sources, begin = list[Tensor](), 0
@@ -123,8 +123,8 @@ def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) 
     rate = group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
     assert weight.grad is not None
     (numbers,), gradients = weight.grad._indices(), weight.grad._values()
-    if weight.dim() == 2 and native.is_native(weight, state["sum"], gradients) and native.are_row_numbers(numbers):
-        native.step_adagrad(numbers, gradients, weight, state["sum"], rate, group["eps"])
+    if weight.dim() == 2 and library.is_native(weight, state["sum"], gradients) and library.are_integers(numbers):
+        row_loops.step_adagrad(numbers, gradients, weight, state["sum"], rate, group["eps"])
         return
     for gradient, work, rows, squares in _blocks(weight, state["sum"]):
         squares.addcmul_(gradient, gradient)

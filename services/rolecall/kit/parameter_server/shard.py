@@ -15,8 +15,8 @@ from torch.futures import Future
 
 from rolecall.edge.logs import about
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
+from rolecall.kit.native import library
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
-from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
 from rolecall.runtime.context import WorkerContext, current, span
@@ -94,7 +94,7 @@ class Shard:
         self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
-        if not native.is_available() and self._device.type == "cpu":
+        if not library.is_available() and self._device.type == "cpu":
             text = "the package was built without a C compiler: torch updates the rows, which takes longer"
             _LOG.warning(text, extra=about("native_missing"))
         contributors = trainers if synchronous else 1

@@ -2,6 +2,7 @@
 trajectories. No I/O, no clock, and independent of other processes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -20,15 +21,18 @@ from rolecall.kit.checkpoint import (
 from rolecall.kit.environments.returns import advantages, discounted_returns, discounted_sums, normalize
 from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.flat import join_state, split_state, step_of
+from rolecall.kit.native import library, policy_loops
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.backward import Backpropagation, Distribution, backpropagation, distribution
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
-from rolecall.workloads.reinforce.model import Normalizer, Policy
+from rolecall.workloads.reinforce.model import CategoricalHead, GaussianHead, Normalizer, Policy
 from rolecall.workloads.reinforce.params import Params
 
 _POLICY, _REWARDS = "policy/", "rewards/"
 _MAX_REWARD = 10.0
+_KL = 3
+"""The index of the divergence in stacked losses."""
 _ROWS = 4096
 """Observations in one pass for values: more would not fit into a core's cache."""
 
@@ -98,6 +102,10 @@ class Losses:
     kl: Tensor
     """The KL divergence from the policy that sampled the actions, in nats (Schulman's k3 estimator, 2020)."""
 
+    def stack(self) -> Tensor:
+        """[4], in the order of the fields."""
+        return torch.stack([self.policy, self.value, self.entropy, self.kl])
+
 
 @dataclass(frozen=True, slots=True)
 class LossGradients:
@@ -132,6 +140,16 @@ class Algorithm(ABC):
     def policy_loss(self, log_probs: Tensor, growths: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         """The policy's loss, and its gradient [b], for log-probabilities [b] of the batch's actions and the relative
         growths [b] of their probabilities."""
+
+    def differentiate(
+        self, head: CategoricalHead | GaussianHead, outputs: Tensor, values: Tensor, batch: Transitions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The stacked losses [4] of one optimizer step, and the gradients of the network outputs [b, outputs] and
+        values [b]. Also sets the gradient of the head's parameters, if any.
+        """
+        actions = distribution(head, outputs, batch.actions)
+        losses, gradients = self.losses(actions, values, batch)
+        return losses.stack(), actions.backward(gradients.log_probs, gradients.entropy), gradients.values
 
     def losses(self, actions: Distribution, values: Tensor, batch: Transitions) -> tuple[Losses, LossGradients]:
         """The loss of one optimizer step and its gradients, for the distribution of the batch's actions and the values
@@ -194,6 +212,25 @@ class Ppo(Algorithm):
         for _ in range(self._params.epochs):
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
+    def differentiate(
+        self, head: CategoricalHead | GaussianHead, outputs: Tensor, values: Tensor, batch: Transitions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        known = (batch.log_probs, batch.values, batch.advantages)
+        discrete = isinstance(head, CategoricalHead) and library.are_integers(batch.actions)
+        if not discrete or not library.is_native(outputs, values, *known):
+            return super().differentiate(head, outputs, values, batch)
+        return policy_loops.ppo(
+            outputs,
+            values,
+            batch.actions,
+            *known,
+            normalize_advantages=self._normalize,
+            clip=self._params.clip,
+            value_clip=math.inf if self.value_clip is None else self.value_clip,
+            value_coefficient=self.value_coefficient,
+            entropy_coefficient=self.entropy_coefficient,
+        )
+
     def policy_loss(self, log_probs: Tensor, growths: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         weights = self._weights(batch)
         ratio = growths + 1
@@ -222,12 +259,11 @@ def update_policy(
     for indices in algorithm.minibatches(len(transitions)):
         batch = transitions.select(indices.to(transitions.advantages.device))
         outputs, values = gradients.forward(policy.normalized(batch.observations))
-        actions = distribution(policy.head, outputs, batch.actions)
-        losses, derivatives = algorithm.losses(actions, values, batch)
-        history.append(torch.stack([losses.policy, losses.value, losses.entropy, losses.kl]))
-        if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
+        losses, output_gradients, value_gradients = algorithm.differentiate(policy.head, outputs, values, batch)
+        history.append(losses)
+        if algorithm.target_kl is not None and losses[_KL] > algorithm.target_kl:
             break
-        gradients.backward(actions.backward(derivatives.log_probs, derivatives.entropy), derivatives.values)
+        gradients.backward(output_gradients, value_gradients)
         gradients.clip()
         step()
     policy_loss, value_loss, entropy, kl = torch.stack(history).mean(0).tolist()

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
 from rolecall.kit.flat import as_one_vector
+from rolecall.kit.native import library, update_loops
 from rolecall.workloads.reinforce.model import ActorCritic, CategoricalHead, GaussianHead, Policy
 
 _ROWS = 2048
@@ -137,6 +138,9 @@ class _Mlp(Backpropagation):
         self._critic.backward(values.unsqueeze(-1))
 
     def _clip(self, max_norm: float) -> None:
+        if library.is_native(self._gradients):
+            update_loops.clip_norm(self._gradients, max_norm)
+            return
         # As `clip_grad_norm_` does for each parameter.
         self._gradients.mul_((max_norm / (torch.linalg.vector_norm(self._gradients) + 1e-6)).clamp_(max=1.0))
 
@@ -181,21 +185,42 @@ class _TrainedLayers(Layers):
             self._backward_part(inputs, part, accumulate=number > 0)
 
     def _backward_part(self, inputs: list[Tensor], gradient: Tensor, *, accumulate: bool) -> None:
-        for index in reversed(range(len(self._weights))):
+        last = len(self._weights) - 1
+        for index in range(last, -1, -1):
             weight_gradient, bias_gradient = self._gradients[index]
+            if index < last:
+                # The activation's results are the inputs of the next layer.
+                gradient = gradient @ self._weights[index + 1][0]
+                gradient = self._activation_backward(gradient, inputs[index + 1], bias_gradient, accumulate=accumulate)
+            else:
+                _add_rows(gradient, bias_gradient, accumulate=accumulate)
             if accumulate:
                 weight_gradient.addmm_(gradient.t(), inputs[index])
-                bias_gradient.add_(gradient.sum(0))
             else:
                 torch.mm(gradient.t(), inputs[index], out=weight_gradient)
-                torch.sum(gradient, 0, out=bias_gradient)
-            if index:
-                gradient = gradient @ self._weights[index][0]
-                # The activation's results are the inputs of this layer.
-                if self._tanh:
-                    gradient = torch.ops.aten.tanh_backward(gradient, inputs[index])
-                else:
-                    gradient = torch.ops.aten.threshold_backward(gradient, inputs[index], 0)
+
+    def _activation_backward(
+        self, gradient: Tensor, results: Tensor, bias_gradient: Tensor, *, accumulate: bool
+    ) -> Tensor:
+        """The gradient [b, n] of the inputs of the activation function, from that of its results [b, n]. It is also
+        summed, for the bias before it."""
+        if library.is_native(gradient, results):
+            loop = update_loops.tanh_backward if self._tanh else update_loops.relu_backward
+            loop(gradient, results, bias_gradient, accumulate=accumulate)
+            return gradient
+        if self._tanh:
+            gradient = torch.ops.aten.tanh_backward(gradient, results)
+        else:
+            gradient = torch.ops.aten.threshold_backward(gradient, results, 0)
+        _add_rows(gradient, bias_gradient, accumulate=accumulate)
+        return gradient
+
+
+def _add_rows(gradient: Tensor, sums: Tensor, *, accumulate: bool) -> None:
+    if accumulate:
+        sums.add_(gradient.sum(0))
+    else:
+        torch.sum(gradient, 0, out=sums)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
 from rolecall.kit.loop import JobLoop
+from rolecall.kit.native import library
 from rolecall.kit.worker import WorkerContext, measurements
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.metric import POLICY_LAG
@@ -59,6 +60,9 @@ class Training(JobLoop[UpdatePosition, Params]):
         super().__init__(context, UpdatePosition())
         params = context.params
         spaces = creation.describe(params.environment)
+        if not library.is_available() and context.device.type == "cpu":
+            text = "the package was built without a C compiler: torch updates the policy, which takes longer"
+            _LOG.warning(text, extra=about("native_missing"))
         self._learner = Learner(params, spaces, context.device)
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll

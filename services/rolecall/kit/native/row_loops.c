@@ -1,15 +1,9 @@
-/* Loops over rows in one pass. `native.py` describes the arguments and calls them; hatch_build.py compiles this file. */
+/* Loops over rows in one pass. `row_loops.py` describes the arguments and calls them. */
+
+#include "loops.h"
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-
-/* Also compiled for vectors that not every processor has; the dynamic loader chooses. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
 
 /* Rows are far apart in memory, where the processor can't foresee the next one. */
 #define ROWS_AHEAD 8

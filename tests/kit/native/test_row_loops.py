@@ -1,42 +1,9 @@
 """The loops in C refuse what they would read or write outside of memory. `test_rows` compares them with torch."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
-from rolecall.kit.parameter_server import native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loops(library: Path) -> Iterator[None]:
-    native.load(library)
-    yield
-    native.load(native.LIBRARY)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (torch.ones(3, 4), True),
-        (torch.ones(3, 4, dtype=torch.float64), True),
-        (torch.ones(3, 4, dtype=torch.bfloat16), False),
-        (torch.ones(3, 4).t(), False),
-        (torch.ones(3, 4, device="meta"), False),
-    ],
-)
-def test_which_tensors_have_loops(tensor: torch.Tensor, expected: bool) -> None:
-    assert native.is_native(tensor) == expected
-    assert not native.is_native(torch.ones(2), torch.ones(2, dtype=torch.float64))
-
-
-def test_without_a_library_nothing_has_loops(tmp_path: Path, library: Path) -> None:
-    native.load(tmp_path / "missing.so")
-    try:
-        assert not native.is_native(torch.ones(2))
-    finally:
-        native.load(library)
+from rolecall.kit.native import row_loops
 
 
 @pytest.mark.parametrize(
@@ -54,14 +21,14 @@ def test_a_step_outside_of_its_tensors_is_refused(
 ) -> None:
     weight = torch.ones(3, 2)
     with pytest.raises((IndexError, ValueError), match=problem):
-        native.step_adagrad(torch.tensor(rows), torch.ones(gradients), weight, torch.ones(squares), 0.1, 1e-10)
+        row_loops.step_adagrad(torch.tensor(rows), torch.ones(gradients), weight, torch.ones(squares), 0.1, 1e-10)
     assert weight.eq(1).all()
 
 
 def test_a_merge_of_values_that_do_not_fit_is_refused() -> None:
     rows = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="the values have the shape"):
-        native.mean_rows([rows, rows], [torch.ones(2, 2), torch.ones(2, 3)], 1)
+        row_loops.mean_rows([rows, rows], [torch.ones(2, 2), torch.ones(2, 3)], 1)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +40,20 @@ def test_a_merge_of_values_that_do_not_fit_is_refused() -> None:
 )
 def test_normal_values_in_what_can_not_hold_them_are_refused(values: torch.Tensor, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        native.standard_normal(values, 0)
+        row_loops.standard_normal(values, 0)
     assert values.eq(1).all()
 
 
 def test_a_step_counts_as_a_change_for_autograd() -> None:
     weight, squares = torch.ones(3, 2), torch.zeros(3, 2)
     before = weight._version
-    native.step_adagrad(torch.tensor([1]), torch.ones(1, 2), weight, squares, 0.5, 0.0)
+    row_loops.step_adagrad(torch.tensor([1]), torch.ones(1, 2), weight, squares, 0.5, 0.0)
     assert weight._version > before
     assert weight.tolist() == [[1, 1], [0.5, 0.5], [1, 1]]
 
 
 def test_a_step_in_several_threads_has_equal_results() -> None:
-    count = 3 * native._ROWS_OF_A_THREAD + 1
+    count = 3 * row_loops._ROWS_OF_A_THREAD + 1
     rows, gradients = torch.arange(0, 2 * count, 2), torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
     updated: list[torch.Tensor] = []
     threads = torch.get_num_threads()
@@ -94,7 +61,7 @@ def test_a_step_in_several_threads_has_equal_results() -> None:
         weight, squares = torch.ones(2 * count, 4), torch.zeros(2 * count, 4)
         torch.set_num_threads(number)
         try:
-            native.step_adagrad(rows, gradients, weight, squares, 0.5, 1e-10)
+            row_loops.step_adagrad(rows, gradients, weight, squares, 0.5, 1e-10)
         finally:
             torch.set_num_threads(threads)
         updated.append(torch.cat([weight, squares]))

@@ -1,0 +1,64 @@
+/* Loops for the update of a small network. `update_loops.py` describes the arguments and calls them. */
+
+#include "loops.h"
+
+#include <math.h>
+
+/* Sums in the order of one loop can't use vectors, so there are several. */
+#define LANES 16
+
+#define DEFINE_LOOPS(type, name, root)                                                                         \
+    FOR_EACH_PROCESSOR                                                                                         \
+    void clip_norm_##name(int64_t count, type *restrict gradient, double most) {                               \
+        double sums[LANES] = {0}, squares = 0;                                                                 \
+        int64_t i = 0;                                                                                         \
+        for (; i + LANES <= count; i += LANES)                                                                 \
+            for (int j = 0; j < LANES; j++) sums[j] += (double)gradient[i + j] * gradient[i + j];              \
+        for (; i < count; i++) squares += (double)gradient[i] * gradient[i];                                   \
+        for (int j = 0; j < LANES; j++) squares += sums[j];                                                    \
+        const double scale = most / (sqrt(squares) + 1e-6);                                                    \
+        if (scale >= 1) return; /* As in torch, a norm of NaN makes all NaN. */          \
+        const type factor = scale;                                                                             \
+        for (i = 0; i < count; i++) gradient[i] *= factor;                                                     \
+    }                                                                                                          \
+                                                                                                               \
+    FOR_EACH_PROCESSOR                                                                                         \
+    void step_adam_##name(int64_t count, type *restrict weight, const type *restrict gradient,                 \
+                          type *restrict mean, type *restrict square, float *steps, double beta1,              \
+                          double beta2, double rate, double eps, double decay, double decoupled_decay) {       \
+        *steps += 1;                                                                                           \
+        const type step = rate / (1 - pow(beta1, *steps)), root_of_bias = sqrt(1 - pow(beta2, *steps));        \
+        const type new1 = 1 - beta1, old2 = beta2, new2 = 1 - beta2, small = eps;                              \
+        const type pull = decay, kept = 1 - rate * decoupled_decay;                                            \
+        for (int64_t i = 0; i < count; i++) {                                                                  \
+            const type w = weight[i] * kept, g = gradient[i] + pull * w;                                       \
+            mean[i] += new1 * (g - mean[i]);                                                                   \
+            square[i] = old2 * square[i] + new2 * g * g;                                                       \
+            weight[i] = w - step * mean[i] / (root(square[i]) / root_of_bias + small);                         \
+        }                                                                                                      \
+    }                                                                                                          \
+                                                                                                               \
+    FOR_EACH_PROCESSOR                                                                                         \
+    void tanh_backward_##name(int64_t count, int64_t width, const type *restrict results,                      \
+                              type *restrict gradient, type *restrict sums, int64_t accumulates) {             \
+        for (int64_t j = 0; j < width; j++) sums[j] = accumulates ? sums[j] : 0;                               \
+        for (int64_t i = 0; i < count; i++, results += width, gradient += width)                               \
+            for (int64_t j = 0; j < width; j++) {                                                              \
+                gradient[j] *= 1 - results[j] * results[j];                                                    \
+                sums[j] += gradient[j];                                                                        \
+            }                                                                                                  \
+    }                                                                                                          \
+                                                                                                               \
+    FOR_EACH_PROCESSOR                                                                                         \
+    void relu_backward_##name(int64_t count, int64_t width, const type *restrict results,                      \
+                              type *restrict gradient, type *restrict sums, int64_t accumulates) {             \
+        for (int64_t j = 0; j < width; j++) sums[j] = accumulates ? sums[j] : 0;                               \
+        for (int64_t i = 0; i < count; i++, results += width, gradient += width)                               \
+            for (int64_t j = 0; j < width; j++) {                                                              \
+                gradient[j] = results[j] > 0 ? gradient[j] : 0;                                                \
+                sums[j] += gradient[j];                                                                        \
+            }                                                                                                  \
+    }
+
+DEFINE_LOOPS(float, float, sqrtf)
+DEFINE_LOOPS(double, double, sqrt)
