@@ -85,7 +85,7 @@ def test_old_checkpoints_that_are_deleted_are_no_news_to_who_follows(
     cluster: Cluster, rows: Path, tmp_path: Path
 ) -> None:
     job = short_job(rows)
-    job["params"] |= {"checkpoint_every_steps": 1}
+    job["params"] |= {"checkpoint_every_steps": 1, "max_steps": 20}
     with submitted(cluster, job, tmp_path) as (process, name):
         _, stderr = ended(process, 0)
         cluster.until(name, lambda _: "newer ones are kept" in run(cluster, "events", name))

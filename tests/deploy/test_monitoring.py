@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +370,8 @@ def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> No
         for name, roles, params in JOBS:
             request = {"workload": name, "roles": roles, "params": {**params, "checkpoint_every_s": 0.5}}
             jobs.setdefault(name, []).append(cluster.submit(request))
-            cluster.wait_for(jobs[name][-1], "succeeded", 150)
+        for job in chain.from_iterable(jobs.values()):
+            cluster.wait_for(job, "succeeded", 300)
         assert jobs.keys() == set(boards.BUILT_IN)
         _await(lambda: _without_data_of_workloads(prometheus, jobs, begin))
         undrawn = {name: _measured(prometheus, of_workload) - _drawn_of(name) for name, of_workload in jobs.items()}
