@@ -242,7 +242,7 @@ def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = folder / "libnative.so"
     if built.exists() and built.stat().st_mtime > max(source.stat().st_mtime for source in folder.glob("*.[ch]")):
         return built
-    from hatch_build import compile_loops
+    from hatch_build import compile_loops  # Machines that only run jobs lack what it imports.
 
     require_programs("cc")
     path = tmp_path_factory.mktemp("native") / "libnative.so"
@@ -253,7 +253,7 @@ def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["torch", "native"])
 def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Whether torch or the loops in C compute."""
-    from rolecall.kit.native import library
+    from rolecall.kit.native import library  # Most tests don't need torch.
 
     is_native = request.param == "native"
     library.load(request.getfixturevalue("compiled_loops") if is_native else tmp_path_factory.mktemp("empty") / "none")

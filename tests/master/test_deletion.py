@@ -293,8 +293,8 @@ async def in_world(tmp_path: Path, given: RetentionPolicy) -> AsyncIterator[Worl
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
-    """2,400 jobs, hour by hour: what stays is the last three hours', whatever went before."""
-    per_hour, hours, kept = 100, 24, 3
+    """10,008 jobs, hour by hour: what stays is the last three hours', whatever went before."""
+    per_hour, hours, kept = 417, 24, 3
 
     async with in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept))) as world:
         most = 0

@@ -26,3 +26,14 @@ def test_which_tensors_have_loops(tensor: torch.Tensor, expected: bool) -> None:
 def test_without_a_library_nothing_has_loops(tmp_path: Path) -> None:
     library.load(tmp_path / "missing.so")
     assert not library.is_native(torch.ones(2))
+
+
+def test_a_missing_library_is_logged_where_its_loops_would_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.warn_if_missing(torch.device("cpu"), "updates the rows")
+    library.load(tmp_path / "missing.so")
+    library.warn_if_missing(torch.device("cuda"), "updates the rows")
+    assert not caplog.records
+    library.warn_if_missing(torch.device("cpu"), "updates the rows")
+    assert "without a C compiler: torch updates the rows, which takes longer" in caplog.text

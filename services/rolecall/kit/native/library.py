@@ -1,6 +1,7 @@
 """The compiled loops of this package, and how they get tensors."""
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rolecall.edge.logs import about
+
+_LOG = logging.getLogger(__name__)
 LIBRARY = Path(__file__).with_name("libnative.so")
 _TYPES = {torch.float32: (ctypes.c_float, "float"), torch.float64: (ctypes.c_double, "double")}
 
@@ -28,6 +32,13 @@ def is_native(*tensors: Tensor) -> bool:
 def are_integers(*tensors: Tensor) -> bool:
     """True if the loops can read these row numbers or choices."""
     return all(one.dtype == torch.int64 and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+
+
+def warn_if_missing(device: torch.device, work: str) -> None:
+    """Log that torch does the `work`, such as "updates the rows", if it is on the CPU and there are no loops."""
+    if not is_available() and device.type == "cpu":
+        text = "the package was built without a C compiler: torch %s, which takes longer"
+        _LOG.warning(text, work, extra=about("native_missing"))
 
 
 def loop(name: str, tensor: Tensor | None = None) -> Any:

@@ -13,11 +13,11 @@
         *mean = sum, *scale = sqrt(squares / (count - 1)) + 1e-8;                                              \
     }                                                                                                          \
                                                                                                                \
-    int64_t ppo_##name(int64_t count, int64_t choices, const type *outputs, const type *values,                   \
-                    const int64_t *actions, const type *old_log_probs, const type *old_values,                 \
-                    const type *advantages, int64_t normalizes, double clip, double value_clip,                \
-                    double value_factor, double entropy_factor, type *output_gradients,                        \
-                    type *value_gradients, type *losses) {                                                     \
+    int64_t ppo_##name(int64_t count, int64_t choices, const type *outputs, const type *values,                \
+                       const int64_t *actions, const type *old_log_probs, const type *old_values,              \
+                       const type *advantages, int64_t normalizes, double clip, double value_clip,             \
+                       double value_factor, double entropy_factor, type *output_gradients,                     \
+                       type *value_gradients, type *losses) {                                                  \
         const type least = 1 - clip, most = 1 + clip, move_limit = value_clip;                                 \
         const type value_scale = value_factor / count, entropy_gradient = -entropy_factor / count;             \
         double policy_loss = 0, value_loss = 0, entropy_sum = 0, divergence = 0;                               \
@@ -36,7 +36,8 @@
                 entropy -= exp(logs[j]) * logs[j];                                                             \
             }                                                                                                  \
                                                                                                                \
-            const type change = logs[actions[i]] - old_log_probs[i], growth = expm1(change), ratio = growth + 1; \
+            const type change = logs[actions[i]] - old_log_probs[i];                                           \
+            const type growth = expm1(change), ratio = growth + 1;                                             \
             const type weight = (advantages[i] - mean) / scale, gain = ratio * weight;                         \
             const type clipped = (ratio < least ? least : ratio > most ? most : ratio) * weight;               \
             /* The derivative of the ratio is the ratio itself; clipped gains are constant. */                 \

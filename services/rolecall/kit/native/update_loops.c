@@ -36,29 +36,25 @@
             square[i] = old2 * square[i] + new2 * g * g;                                                       \
             weight[i] = w - step * mean[i] / (root(square[i]) / root_of_bias + small);                         \
         }                                                                                                      \
-    }                                                                                                          \
-                                                                                                               \
+    }
+
+/* `result` is that of the activation function, and `gradient` that of the result. */
+#define DEFINE_BACKWARD(type, name, passed)                                                                    \
     FOR_EACH_PROCESSOR                                                                                         \
-    void tanh_backward_##name(int64_t count, int64_t width, const type *restrict results,                      \
-                              type *restrict gradient, type *restrict sums, int64_t accumulates) {             \
+    void name(int64_t count, int64_t width, const type *restrict results, type *restrict gradients,            \
+              type *restrict sums, int64_t accumulates) {                                                      \
         for (int64_t j = 0; j < width; j++) sums[j] = accumulates ? sums[j] : 0;                               \
-        for (int64_t i = 0; i < count; i++, results += width, gradient += width)                               \
+        for (int64_t i = 0; i < count; i++, results += width, gradients += width)                              \
             for (int64_t j = 0; j < width; j++) {                                                              \
-                gradient[j] *= 1 - results[j] * results[j];                                                    \
-                sums[j] += gradient[j];                                                                        \
-            }                                                                                                  \
-    }                                                                                                          \
-                                                                                                               \
-    FOR_EACH_PROCESSOR                                                                                         \
-    void relu_backward_##name(int64_t count, int64_t width, const type *restrict results,                      \
-                              type *restrict gradient, type *restrict sums, int64_t accumulates) {             \
-        for (int64_t j = 0; j < width; j++) sums[j] = accumulates ? sums[j] : 0;                               \
-        for (int64_t i = 0; i < count; i++, results += width, gradient += width)                               \
-            for (int64_t j = 0; j < width; j++) {                                                              \
-                gradient[j] = results[j] > 0 ? gradient[j] : 0;                                                \
-                sums[j] += gradient[j];                                                                        \
+                const type result = results[j], gradient = gradients[j];                                       \
+                gradients[j] = passed;                                                                         \
+                sums[j] += gradients[j];                                                                       \
             }                                                                                                  \
     }
 
 DEFINE_LOOPS(float, float, sqrtf)
 DEFINE_LOOPS(double, double, sqrt)
+DEFINE_BACKWARD(float, tanh_backward_float, gradient * (1 - result * result))
+DEFINE_BACKWARD(double, tanh_backward_double, gradient * (1 - result * result))
+DEFINE_BACKWARD(float, relu_backward_float, result > 0 ? gradient : 0)
+DEFINE_BACKWARD(double, relu_backward_double, result > 0 ? gradient : 0)

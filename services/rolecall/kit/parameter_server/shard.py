@@ -1,6 +1,5 @@
 """The parameter servers' side of sharded modules: shards and their optimizers, and the `run` of a server."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
-from rolecall.edge.logs import about
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.native import library
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
@@ -27,7 +25,6 @@ from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
-_LOG = logging.getLogger(__name__)
 Contribution = tuple[RowGradient, ...] | Tensor | int
 """A trainer's gradients of a step: of rows of the parameter `weight`, those of a distributed autograd context, or what
 a module with `ComputedGradients` computes them from."""
@@ -94,9 +91,7 @@ class Shard:
         self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
-        if not library.is_available() and self._device.type == "cpu":
-            text = "the package was built without a C compiler: torch updates the rows, which takes longer"
-            _LOG.warning(text, extra=about("native_missing"))
+        library.warn_if_missing(self._device, "updates the rows")
         contributors = trainers if synchronous else 1
         self._applying = StepBarrier(contributors, self._apply)
         self._gathering = StepBarrier(contributors, self._gather)

@@ -60,9 +60,7 @@ class Training(JobLoop[UpdatePosition, Params]):
         super().__init__(context, UpdatePosition())
         params = context.params
         spaces = creation.describe(params.environment)
-        if not library.is_available() and context.device.type == "cpu":
-            text = "the package was built without a C compiler: torch updates the policy, which takes longer"
-            _LOG.warning(text, extra=about("native_missing"))
+        library.warn_if_missing(context.device, "updates the policy")
         self._learner = Learner(params, spaces, context.device)
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll
