@@ -93,7 +93,7 @@ def test_float64_parity_over_steps_of_two_epochs(
     folder: str, alone: Alone, tmp_path: Path, micro_batches: int, stages: int
 ) -> None:
     """Losses, weights and BatchNorm's statistics, at 64 × 64."""
-    params = job(folder, precision="float64", micro_batches=micro_batches, max_steps=4, cuts=CUTS[stages])
+    params = job(folder, precision="float64", micro_batches=micro_batches, max_steps=3, cuts=CUTS[stages])
     assert_same(run(params, stages, tmp_path), alone(params), 1e-10)
 
 
@@ -116,7 +116,7 @@ def test_the_first_gradients_in_float32(folder: str, alone: Alone, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_tutorials_protocol_keeps_parity(folder: str, alone: Alone, tmp_path: Path, stages: int) -> None:
-    params = job(folder, protocol="tutorial", precision="float64", micro_batches=4, max_steps=4)
+    params = job(folder, protocol="tutorial", precision="float64", micro_batches=4, max_steps=3)
     assert_same(run(params, stages, tmp_path), alone(params), 1e-10)
 
 
@@ -143,7 +143,7 @@ def test_more_micro_batches_than_rpc_has_threads_by_default(folder: str, alone: 
 
 @pytest.mark.slow
 def test_replicas_average_gradients_and_statistics(folder: str, alone: Alone, tmp_path: Path) -> None:
-    params = job(folder, precision="float64", replicas=2, micro_batches=2, max_steps=4, label_smoothing=0.1)
+    params = job(folder, precision="float64", replicas=2, micro_batches=2, max_steps=3, label_smoothing=0.1)
     result = run(params, 4, tmp_path)
     assert_same(result, alone(params), 1e-10)
     assert len(bubbles(result)) == 2

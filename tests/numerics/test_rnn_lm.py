@@ -19,6 +19,7 @@ from rolecall.workloads.rnn_lm.params import Params
 
 ROOT = Path(__file__).parents[2]
 STEPS_PER_EPOCH = 105
+STEPS = STEPS_PER_EPOCH + 15
 SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.5, "weight_decay": 1e-4}
 ADAM = {"name": "adam", "lr": 0.005}
 ADAMW = {"name": "adamw", "lr": 0.005, "weight_decay": 0.01}
@@ -128,24 +129,24 @@ GANGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gang", GANGS)
-def test_float64_parity_over_200_steps(prose: Path, tmp_path: Path, gang: str) -> None:
+def test_float64_parity_over_an_epoch_and_the_next_steps(prose: Path, tmp_path: Path, gang: str) -> None:
     counts, changes = GANGS[gang]
-    params = job(prose, precision="float64", max_steps=200, **{k: v for k, v in changes.items() if k != "text"})
+    params = job(prose, precision="float64", max_steps=STEPS, **{k: v for k, v in changes.items() if k != "text"})
     params["text"] |= changes.get("text", {})
     result = run_gang("rnn-lm", params, roles(*counts), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
 
 
 @pytest.mark.slow
-def test_float32_parity_over_100_steps(prose: Path, tmp_path: Path) -> None:
-    params = job(prose, optimizer=SGD, max_steps=100)
+def test_float32_parity_over_50_steps(prose: Path, tmp_path: Path) -> None:
+    params = job(prose, optimizer=SGD, max_steps=50)
     result = run_gang("rnn-lm", params, roles(2, 2), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-5)
 
 
 @pytest.mark.slow
 def test_dropout_of_one_trainer_is_that_of_one_process(prose: Path, tmp_path: Path) -> None:
-    params = job(prose, precision="float64", optimizer=ADAM, max_steps=50, dropout=0.3)
+    params = job(prose, precision="float64", optimizer=ADAM, max_steps=30, dropout=0.3)
     result = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
 
@@ -154,7 +155,7 @@ def test_dropout_of_one_trainer_is_that_of_one_process(prose: Path, tmp_path: Pa
 @pytest.mark.parametrize("place", ["within an epoch", "at an epoch's end"])
 def test_a_checkpoint_continues_to_the_uninterrupted_weights(prose: Path, tmp_path: Path, place: str) -> None:
     step = 50 if place == "within an epoch" else STEPS_PER_EPOCH
-    params = job(prose, optimizer=ADAM, max_steps=150, dropout=0.2, checkpoint_every_steps=step)
+    params = job(prose, optimizer=ADAM, max_steps=step + 15, dropout=0.2, checkpoint_every_steps=step)
     whole = run_gang("rnn-lm", params, roles(2, 2), tmp_path / "whole")
     manifest = manifest_of(whole, step)
     assert manifest.position["epoch"] == (0 if place == "within an epoch" else 1)
@@ -168,7 +169,9 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(prose: Path, tmp_pa
 @pytest.mark.slow
 def test_early_stopping_leaves_the_best_epochs_weights(prose: Path, tmp_path: Path) -> None:
     optimizer = {"name": "adam", "lr": 0.1}
-    params = job(prose, optimizer=optimizer, max_grad_norm=None, epochs=20, early_stopping={"patience": 1})
+    params = job(
+        prose, optimizer=optimizer, max_grad_norm=None, batch_size=32, epochs=20, early_stopping={"patience": 1}
+    )
     gang = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
     epochs = validation_losses(gang)
     assert len(epochs) < 20
@@ -249,11 +252,11 @@ def test_the_tutorial_protocol_with_two_trainers_learns_as_well(prose: Path, tmp
 def test_the_examples_first_steps_reach_the_perplexity_of_one_process(tmp_path: Path) -> None:
     """In float32 and on real text; how far the whole example gets is a test of the cluster."""
     text = (ROOT / "examples/rnn-lm.json").read_text().replace("examples/data", str(ROOT / "examples/data"))
-    params = {**json.loads(text)["params"], "max_steps": 100}
+    params = {**json.loads(text)["params"], "max_steps": 50}
     params["text"] |= {"test": None, "validation": 0.02}
     result = run_gang("rnn-lm", params, roles(2, 2), tmp_path)
     alone = train_alone(Params.model_validate(params), tmp_path / "cache")
-    assert alone.perplexity["validation"] < 300
+    assert alone.perplexity["validation"] < 400
     assert result.result["validation_perplexity"] == pytest.approx(alone.perplexity["validation"], rel=0.01)
 
 

@@ -171,8 +171,8 @@ def test_activation_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
     ],
     ids=["four ranks in a V", "two replicas", "traced"],
 )
-def test_float64_parity_over_60_steps(text: Path, tmp_path: Path, stages: int, changes: dict[str, Any]) -> None:
-    params = job(text, max_steps=60, **changes)
+def test_float64_parity_over_30_steps(text: Path, tmp_path: Path, stages: int, changes: dict[str, Any]) -> None:
+    params = job(text, max_steps=30, **changes)
     result = run_gang("transformer-pipeline", params, {Role.STAGE: stages}, tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
@@ -279,8 +279,8 @@ def test_a_whole_model_of_the_jobs_own_trains_as_in_one_process_whatever_its_cut
 
 
 @pytest.mark.slow
-def test_float32_parity_over_30_steps(text: Path, tmp_path: Path) -> None:
-    params = job(text, max_steps=30, precision="float32", optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})
+def test_float32_parity_over_20_steps(text: Path, tmp_path: Path) -> None:
+    params = job(text, max_steps=20, precision="float32", optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})
     result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-5)
 
@@ -310,7 +310,7 @@ def resume(
 @pytest.mark.slow
 def test_a_checkpoint_continues_to_the_uninterrupted_weights(text: Path, tmp_path: Path) -> None:
     """Also one of release 0.1, whose optimizer state is by index: matrices first, each kind in the model's order."""
-    params = job(text, max_steps=30, precision="float32", dropout=0.2, replicas=2, checkpoint_every_steps=12)
+    params = job(text, max_steps=14, precision="float32", dropout=0.2, replicas=2, checkpoint_every_steps=6)
     names = [name for name, _ in whole_model(Params.model_validate(params), 5).named_parameters()]
 
     def indexed(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -321,10 +321,10 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(text: Path, tmp_pat
         return {indices.get(split[key][0], split[key][0]) + "/" + split[key][2]: part[key] for key in part}
 
     whole = run_gang("transformer-pipeline", params, {Role.STAGE: 4}, tmp_path / "whole")
-    resumed = resume(whole, params, {Role.STAGE: 4}, 12, tmp_path / "resumed")
-    upgraded = resume(whole, params, {Role.STAGE: 4}, 12, tmp_path / "upgraded", convert=indexed)
+    resumed = resume(whole, params, {Role.STAGE: 4}, 6, tmp_path / "resumed")
+    upgraded = resume(whole, params, {Role.STAGE: 4}, 6, tmp_path / "upgraded", convert=indexed)
     for later in (resumed, upgraded):
-        assert later.losses["stage-0"] == whole.losses["stage-0"][12:]
+        assert later.losses["stage-0"] == whole.losses["stage-0"][6:]
         torch.testing.assert_close(weights(later), weights(whole), rtol=0, atol=0)
         assert later.artifact("sample.txt").read_text() == whole.artifact("sample.txt").read_text()
 

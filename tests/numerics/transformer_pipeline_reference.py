@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -136,22 +135,25 @@ def case(schedule: str | dict[str, Any], replicas: int, micro_batches: int, **ch
 
 
 def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str, Any]]:
-    """Every schedule with every split and all micro-batch counts, as the table of rules has it.
+    """Every schedule with every split: by hand with all micro-batch counts, traced with the fewest and the most.
+
+    A trace depends on the size of a micro-batch and takes seconds. What it leaves is scheduled as stages that are cut
+    by hand are.
 
     Replicas run the same schedules, and only average what these leave. With them, each schedule has the fewest
     micro-batches with one split, and the most with the other.
 
-    The model has three layers more than there are stages, so that some stages get more layers than others.
+    The model has one layer more than there are stages, so that one stage gets more layers than the others.
     """
     for name, rules in SCHEDULES.items():
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
             stages = ranks * virtual
             counts = rules.valid_micro_batches(16, ranks, stages)
-            ways = product(counts, get_args(Split))
+            ways = [(count, "manual") for count in counts] + [(count, "tracer") for count in (counts[0], counts[-1])]
             if replicas > 1:
                 ways = zip((counts[0], counts[-1]), get_args(Split), strict=True)
             for count, way in ways:
-                changes = {"virtual_stages": virtual, "precision": precision, "split": way, "layers": stages + 3}
+                changes = {"virtual_stages": virtual, "precision": precision, "split": way, "layers": stages + 1}
                 yield case(name, replicas, count, **changes)
 
 
@@ -171,7 +173,7 @@ def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeo
 
 
 def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
-    """Trace what the cases need, which takes seconds each, and fork the gang, which then has it."""
+    """Compute what the cases need, which takes seconds for a trace, and fork the gang, which then has it."""
     os.setsid()
     (folder / "gang").write_text(str(os.getpid()))
     torch.set_num_threads(1)
@@ -179,6 +181,7 @@ def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
     stages.pipeline = _traced_once
     for given in cases:
         params = Params.model_validate(given)
+        _one_process(params)
         if params.split == "tracer":
             _trace(params, workers // params.replicas)
     fork = multiprocessing.get_context("fork")
@@ -219,10 +222,7 @@ def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) ->
 def _try(params: Params, grid: Grid) -> dict[str, Any]:
     """One step, and how far its loss and gradients are from the single process's."""
     tokens, targets = _random_batch(params)
-    whole = whole_model(params, VOCABULARY)
-    expected = mean_loss(whole, tokens, targets)
-    expected.backward()
-    gradients = {name: _gradient(weight) for name, weight in whole.named_parameters()}
+    expected, gradients = _one_process(params)
     stages = Pipeline(params, VOCABULARY, grid)
     mine = slice(grid.replica * params.replica_batch, (grid.replica + 1) * params.replica_batch)
     for _, weight in stages.named_parameters():
@@ -235,9 +235,25 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
         + "".join(f"/{cut.layer}:{cut.at}" for cut in params.cuts or ())
         + ("/checkpointed" if params.activation_checkpointing else ""),
-        "loss": float(abs(loss - expected.detach())),
+        "loss": float(abs(loss - expected)),
         "gradient": float(torch.stack(distances).max()),
     }
+
+
+_references: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
+_SCHEDULE = {"schedule", "split", "micro_batches", "virtual_stages", "cuts", "replicas", "activation_checkpointing"}
+
+
+def _one_process(params: Params) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients of the model in one piece, which cases that differ in their schedule share."""
+    key = params.model_dump_json(exclude=_SCHEDULE)
+    if key not in _references:
+        whole = whole_model(params, VOCABULARY)
+        loss = mean_loss(whole, *_random_batch(params))
+        loss.backward()
+        gradients = {name: _gradient(weight) for name, weight in whole.named_parameters()}
+        _references[key] = loss.detach(), gradients
+    return _references[key]
 
 
 def _gradient(weight: Tensor) -> Tensor:
