@@ -71,16 +71,16 @@ def weights(cluster: Cluster, job: str, folder: Path) -> dict[str, torch.Tensor]
 
 def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path: Path) -> None:
     request = example()
-    request["params"]["epochs"] = 2
+    request["params"]["epochs"] = 1
     job = stages.submit(request)
     document = stages.wait_for(job, "succeeded", 480)
     assert document["result"]["test_accuracy"] > 0.65
     assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
     assert spans(stages, job, "stage-0") >= {"F", "I", "W", "send", "wait"}
     assert "cut before " in stages.client.get(f"/jobs/{job}/events").text
-    assert each_epoch(stages, job, "validation_accuracy").keys() == {1, 2}
+    assert each_epoch(stages, job, "validation_accuracy").keys() == {1}
     bubbles = each_epoch(stages, job, "bubble")
-    assert bubbles.keys() == {1, 2}
+    assert bubbles.keys() == {1}
     assert all(0 < bubble < 1 for bubble in bubbles.values())
     asked = (
         "from PIL import Image; from model import load; m = load('.');"
@@ -93,7 +93,7 @@ def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path:
 
 
 def exact_job(folder: Path) -> dict[str, Any]:
-    """Reproducible to the last bit, images from loader processes, checkpoints at steps 15 and 30."""
+    """Reproducible to the last bit, images from loader processes, checkpoints at steps 6, 12 and 18."""
     data = {"train": str(folder), "size": 32, "augment": ["zoom", "flip"], "loader_processes": 2}
     return {
         "workload": "resnet-pipeline",
@@ -103,8 +103,8 @@ def exact_job(folder: Path) -> dict[str, Any]:
             "batch_size": 16,
             "epochs": 100,
             "micro_batches": 2,
-            "max_steps": 40,
-            "checkpoint_every_steps": 15,
+            "max_steps": 20,
+            "checkpoint_every_steps": 6,
             "checkpoint_every_s": None,
         },
     }
@@ -119,6 +119,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(stages: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     job = stages.submit(exact_job(folder))
     stages.wait_for(job, "succeeded", 240)
+    for metric in ("validation_accuracy", "bubble"):
+        assert each_epoch(stages, job, metric).keys() == {1, 2, 3}
     return weights(stages, job, tmp_path_factory.mktemp("uninterrupted"))
 
 
@@ -127,7 +129,7 @@ def test_a_killed_stage_costs_an_attempt_and_not_the_result(
     stages: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, victim: str
 ) -> None:
     job = stages.submit(exact_job(folder))
-    gang = workers(stages.until(job, past_step(17), 240))
+    gang = workers(stages.until(job, past_step(7), 240))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
     document = stages.wait_for(job, "succeeded", 240)
     assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
@@ -139,6 +141,7 @@ def test_a_model_of_the_jobs_own(stages: Cluster, plugins: Path, folder: Path, t
     """It has dropout; the same seed and the same cuts give the same bits."""
     request = exact_job(folder)
     request["params"] |= {"model": {"builder": "their_nets:small", "arguments": {"width": 8}}, "cuts": ["1"]}
+    request["params"] |= {"max_steps": 40, "checkpoint_every_steps": 15}
     jobs = [stages.submit(request) for _ in range(2)]
     for job in jobs:
         stages.wait_for(job, "succeeded", 240)
@@ -163,7 +166,7 @@ def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> Non
     stages.wait_for(job, "paused", 30)
     stages.client.post(f"/jobs/{job}/resume")
     document = stages.wait_for(job, "succeeded", 240)
-    assert document["result"]["steps"] == 40
+    assert document["result"]["steps"] == 20
     assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
 
 

@@ -1,5 +1,6 @@
 """`transformer-pipeline` on a real cluster: the example as it is shipped, and a gang that loses a stage."""
 
+import gzip
 import io
 import json
 import os
@@ -62,19 +63,19 @@ def weights(cluster: Cluster, job: str) -> dict[str, torch.Tensor]:
 
 def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     request = example()
-    request["params"]["max_steps"] = 300
+    request["params"]["max_steps"] = 100
     job = cluster.submit(request)
     cluster.until(job, past_step(20), 240)
     _assert_page_shows_the_pipeline(cluster, job)
     _assert_trace_has_every_task(cluster, job)
     result = cluster.wait_for(job, "succeeded", 480)["result"]
-    assert result["test_loss"] < 4.3  # 6.9 before the first step: the logarithm of 1024 tokens
+    assert result["test_loss"] < 4.8  # 6.9 before the first step: the logarithm of 1024 tokens
     times = [result[f"stage_{rank}_{kind}_s"] for rank in range(2) for kind in ("compute", "wait", "idle")]
     assert min(times) > 0
     assert result["bubble_theory"] == pytest.approx(1 / 5)
     assert 0 < result["bubble_measured"] < 1
     bubbles = each_epoch(cluster, job, "bubble")
-    assert list(bubbles) == [1, 2]
+    assert list(bubbles) == [1]
     assert all(0 < bubble < 1 for bubble in bubbles.values())
     assert artifact(cluster, job, "sample.txt").decode().startswith("It is a truth")
     with zipfile.ZipFile(io.BytesIO(artifact(cluster, job, "model.zip"))) as archive:
@@ -119,20 +120,26 @@ def _assert_trace_has_every_task(cluster: Cluster, job: str) -> None:
     assert tasks >= {(rank, "compute", f"{kind} {number}") for rank in (0, 1) for kind in "FB" for number in range(4)}
 
 
-def exact_job() -> dict[str, Any]:
-    """Small, with dropout and a checkpoint every 40 steps."""
+def exact_job(folder: Path) -> dict[str, Any]:
+    """Small, with dropout, epochs of about 40 steps, and a checkpoint every 20."""
     job = example()
-    job["params"] |= {"max_steps": 200, "layers": 2, "dim": 16, "heads": 2, "context": 32, "dropout": 0.2}
-    job["params"] |= {"checkpoint_every_steps": 40, "checkpoint_every_s": None, "sample": {"tokens": 0}}
-    job["params"]["text"] |= {"vocabulary": 300, "test": None, "train": job["params"]["text"]["train"][0]}
+    book = gzip.decompress(Path(job["params"]["text"]["train"][0]).read_bytes())
+    (folder / "text.txt").write_bytes(book[:80_000])
+    job["params"] |= {"max_steps": 80, "epochs": 10, "layers": 2, "dim": 16, "heads": 2, "context": 32, "dropout": 0.2}
+    job["params"] |= {"checkpoint_every_steps": 20, "checkpoint_every_s": None, "sample": {"tokens": 0}}
+    job["params"]["text"] |= {"vocabulary": 300, "test": None, "train": str(folder / "text.txt")}
     return job
 
 
-def test_a_killed_stage_costs_an_attempt_and_not_the_result(cluster: Cluster) -> None:
-    undisturbed = cluster.submit(exact_job())
+def test_a_killed_stage_costs_an_attempt_and_not_the_result(cluster: Cluster, tmp_path: Path) -> None:
+    request = exact_job(tmp_path)
+    undisturbed = cluster.submit(request)
     cluster.wait_for(undisturbed, "succeeded", 240)
-    job = cluster.submit(exact_job())
-    gang = workers(cluster.until(job, past_step(60)))
+    bubbles = each_epoch(cluster, undisturbed, "bubble")
+    assert list(bubbles) == [1, 2]
+    assert all(0 < bubble < 1 for bubble in bubbles.values())
+    job = cluster.submit(request)
+    gang = workers(cluster.until(job, past_step(25)))
     os.kill(gang["stage-1"]["pid"], signal.SIGKILL)
     document = cluster.wait_for(job, "succeeded", 240)
     assert f"stage-1 on {gang['stage-1']['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
