@@ -63,7 +63,7 @@ def endless(**params: Any) -> dict[str, Any]:
 
 def exact() -> dict[str, Any]:
     """Reproducible to the last bit."""
-    return endless(max_updates=70, checkpoint_every_updates=10, checkpoint_every_s=None, normalize_rewards=True)
+    return endless(max_updates=120, checkpoint_every_updates=10, checkpoint_every_s=None, normalize_rewards=True)
 
 
 def artifact(cluster: Cluster, job: str, name: str) -> bytes:
