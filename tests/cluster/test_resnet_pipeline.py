@@ -93,7 +93,7 @@ def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path:
 
 
 def exact_job(folder: Path) -> dict[str, Any]:
-    """Reproducible to the last bit, images from loader processes, checkpoints at steps 6, 12 and 18."""
+    """Reproducible to the last bit, images from loader processes, checkpoints at every sixth step."""
     data = {"train": str(folder), "size": 32, "augment": ["zoom", "flip"], "loader_processes": 2}
     return {
         "workload": "resnet-pipeline",
@@ -103,7 +103,7 @@ def exact_job(folder: Path) -> dict[str, Any]:
             "batch_size": 16,
             "epochs": 100,
             "micro_batches": 2,
-            "max_steps": 20,
+            "max_steps": 32,
             "checkpoint_every_steps": 6,
             "checkpoint_every_s": None,
         },
@@ -120,7 +120,7 @@ def uninterrupted(stages: Cluster, folder: Path, tmp_path_factory: pytest.TempPa
     job = stages.submit(exact_job(folder))
     stages.wait_for(job, "succeeded", 240)
     for metric in ("validation_accuracy", "bubble"):
-        assert each_epoch(stages, job, metric).keys() == {1, 2, 3}
+        assert each_epoch(stages, job, metric).keys() > {1, 2}
     return weights(stages, job, tmp_path_factory.mktemp("uninterrupted"))
 
 
@@ -166,7 +166,7 @@ def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> Non
     stages.wait_for(job, "paused", 30)
     stages.client.post(f"/jobs/{job}/resume")
     document = stages.wait_for(job, "succeeded", 240)
-    assert document["result"]["steps"] == 20
+    assert document["result"]["steps"] == 32
     assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
 
 

@@ -125,7 +125,7 @@ def exact_job(folder: Path) -> dict[str, Any]:
     job = example()
     book = gzip.decompress(Path(job["params"]["text"]["train"][0]).read_bytes())
     (folder / "text.txt").write_bytes(book[:80_000])
-    job["params"] |= {"max_steps": 80, "epochs": 10, "layers": 2, "dim": 16, "heads": 2, "context": 32, "dropout": 0.2}
+    job["params"] |= {"max_steps": 160, "epochs": 10, "layers": 2, "dim": 16, "heads": 2, "context": 32, "dropout": 0.2}
     job["params"] |= {"checkpoint_every_steps": 20, "checkpoint_every_s": None, "sample": {"tokens": 0}}
     job["params"]["text"] |= {"vocabulary": 300, "test": None, "train": str(folder / "text.txt")}
     return job
@@ -136,7 +136,8 @@ def test_a_killed_stage_costs_an_attempt_and_not_the_result(cluster: Cluster, tm
     undisturbed = cluster.submit(request)
     cluster.wait_for(undisturbed, "succeeded", 240)
     bubbles = each_epoch(cluster, undisturbed, "bubble")
-    assert list(bubbles) == [1, 2]
+    assert len(bubbles) > 2
+    assert list(bubbles) == list(range(1, len(bubbles) + 1))
     assert all(0 < bubble < 1 for bubble in bubbles.values())
     job = cluster.submit(request)
     gang = workers(cluster.until(job, past_step(25)))
