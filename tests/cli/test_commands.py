@@ -13,92 +13,89 @@ import psutil
 import pytest
 from tests.conftest import ROLECALL, Cluster
 
+from .command import run_with as run
 
-def run(cluster: Cluster, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*ROLECALL, *arguments],
-        input=given,
-        env=cluster.environment | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+
+def run_alone(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as a user does."""
+    command = [*ROLECALL, *arguments]
+    return subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("command", ["jobs", "nodes", "workloads"])
 def test_lists_print_json(cluster: Cluster, command: str) -> None:
     done = run(cluster, command, "--json")
-    assert done.returncode == 0, done.stderr
-    assert command in json.loads(done.stdout)
+    assert done.code == 0, done.err
+    assert command in json.loads(done.out)
 
 
 def test_nodes_shows_every_node(cluster: Cluster) -> None:
     names = set(cluster.pids) - {"master"}
-    rows = run(cluster, "nodes").stdout.splitlines()[1 : 1 + len(names)]  # Findings may follow.
+    rows = run(cluster, "nodes").out.splitlines()[1 : 1 + len(names)]  # Findings may follow.
     assert {row.split()[0] for row in rows} == names
 
 
 def test_a_workload_is_described(cluster: Cluster) -> None:
     done = run(cluster, "workloads", "embedding-ddp")
-    assert "parameter-server" in done.stdout
+    assert "parameter-server" in done.out
 
 
 def test_an_unknown_job_is_not_found(cluster: Cluster) -> None:
-    assert run(cluster, "show", "nothing").returncode == 4
+    done = run_alone(cluster, "show", "nothing")
+    assert done.returncode == run(cluster, "show", "nothing").code == 4
 
 
 @pytest.mark.parametrize("job", ["", "..", "a/../b", "a?b"])
 def test_what_is_no_id_is_not_found(cluster: Cluster, job: str) -> None:
-    assert run(cluster, "show", job).returncode == 4
+    assert run(cluster, "show", job).code == 4
 
 
 def test_a_name_is_shown_as_it_was_given(cluster: Cluster) -> None:
     data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
     job = {"workload": "embedding-ddp", "name": "[/] [red]", "params": {"data": data}, "max_restarts": 0}
     submitted = run(cluster, "submit", "-", given=json.dumps(job))
-    assert "[/] [red]" in run(cluster, "jobs").stdout
-    assert "[/] [red]" in run(cluster, "show", submitted.stdout.strip()).stdout
+    assert "[/] [red]" in run(cluster, "jobs").out
+    assert "[/] [red]" in run(cluster, "show", submitted.out.strip()).out
 
 
 def test_an_unknown_workload_is_refused_with_the_nearest_name(cluster: Cluster) -> None:
     done = run(cluster, "submit", "-", given='{"workload": "embeding-ddp"}')
-    assert done.returncode == 5
-    assert "did you mean 'embedding-ddp'" in done.stderr
+    assert done.code == 5
+    assert "did you mean 'embedding-ddp'" in done.err
 
 
 def test_a_missing_file_is_wrong_usage(cluster: Cluster) -> None:
-    assert run(cluster, "submit", "no-such-file.json").returncode == 2
+    assert run(cluster, "submit", "no-such-file.json").code == 2
 
 
 def test_a_silent_master_is_unreachable(cluster: Cluster) -> None:
-    assert run(cluster, "jobs", ROLECALL_URL="http://127.0.0.1:9").returncode == 6
+    assert run(cluster, "jobs", ROLECALL_URL="http://127.0.0.1:9").code == 6
 
 
 def test_an_error_without_a_cluster_and_a_url(cluster: Cluster, tmp_path: Path) -> None:
     nothing = {"ROLECALL_URL": "", "ROLECALL_TOKEN": "", "XDG_CONFIG_HOME": str(tmp_path)}
     done = run(cluster, "jobs", **nothing)
-    assert done.returncode == 6
-    assert "no cluster of `rolecall local` is running on this machine" in done.stderr
+    assert done.code == 6
+    assert "no cluster of `rolecall local` is running on this machine" in done.err
 
 
 def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:
-    done = run(cluster, "local", "--port", "0", "--data", str(cluster.data))
+    done = run_alone(cluster, "local", "--port", "0", "--data", str(cluster.data))
     assert done.returncode == 1
     assert "choose another --data" in done.stderr
     # Of two reasons, the folder's says that a cluster is there.
-    done = run(cluster, "local", "--port", cluster.url.rpartition(":")[2], "--data", str(cluster.data))
+    done = run_alone(cluster, "local", "--port", cluster.url.rpartition(":")[2], "--data", str(cluster.data))
     assert "use its cluster" in done.stderr
 
 
 def test_a_url_without_a_scheme_is_wrong_usage(cluster: Cluster) -> None:
     done = run(cluster, "jobs", ROLECALL_URL="127.0.0.1:8080")
-    assert done.returncode == 2
-    assert "write http://127.0.0.1:8080" in done.stderr
+    assert done.code == 2
+    assert "write http://127.0.0.1:8080" in done.err
 
 
 def test_help_fills_the_lines_of_each_paragraph(cluster: Cluster) -> None:
-    said = run(cluster, "local", "--help", COLUMNS="100").stdout
+    said = run(cluster, "local", "--help", COLUMNS="100").out
     paragraph = said[said.index("Prints `ready") : said.index("╭")]
     assert len(paragraph.splitlines()[0].strip()) > 80, said
     assert [len(line.strip()) > 60 for line in paragraph.strip().splitlines()][:-1] == [True], said
@@ -106,16 +103,16 @@ def test_help_fills_the_lines_of_each_paragraph(cluster: Cluster) -> None:
 
 def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     done = run(cluster, "jobs", ROLECALL_TOKEN="a-wrong-token-for-sure")
-    assert done.returncode == 7
-    assert "ROLECALL_TOKEN" in done.stderr
+    assert done.code == 7
+    assert "ROLECALL_TOKEN" in done.err
 
 
 def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{cluster.token}\n")
-    assert run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "token")).returncode == 0
+    assert run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "token")).code == 0
     done = run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "none"))
-    assert done.returncode == 2
-    assert "No such file" in done.stderr
+    assert done.code == 2
+    assert "No such file" in done.err
 
 
 @pytest.mark.slow
@@ -169,9 +166,10 @@ def test_local_keeps_its_files_private(cluster: Cluster) -> None:
 def test_local_leaves_no_process_and_locks_its_folder_until_its_last_program_has_ended(
     start_cluster: Callable[..., Cluster], number: int
 ) -> None:
-    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
+    cluster = start_cluster("--trainers", "0", "--parameter-servers", "0")  # The master's node stays.
     family = psutil.Process(cluster.process.pid).children(recursive=True)
     programs = [psutil.Process(pid) for pid in cluster.pids.values()]
+    assert len(programs) == 2
     with (cluster.data / "lock").open("ab") as file:
         cluster.process.send_signal(number)
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -7,11 +7,12 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.cli.test_commands import run
 from tests.conftest import ROLECALL, Cluster
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import parse_age
+
+from .command import run_with as run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = {"train": "none.csv", "label": "y", "categorical": ["a"]}
@@ -34,42 +35,42 @@ def test_what_is_no_age_is_refused(text: str) -> None:
 
 
 def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
-    jobs = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(3)]
+    jobs = [run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip() for _ in range(3)]
     assert all(jobs)
     refused = run(cluster, "delete", jobs[0])
-    assert refused.returncode == 5
-    assert "--force" in refused.stderr
-    assert run(cluster, "delete", jobs[0], "--force").returncode == 0
-    assert run(cluster, "show", jobs[0]).returncode == 4
+    assert refused.code == 5
+    assert "--force" in refused.err
+    assert run(cluster, "delete", jobs[0], "--force").code == 0
+    assert run(cluster, "show", jobs[0]).code == 4
     for job in jobs[1:]:
         run(cluster, "cancel", job)
     listed = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--dry-run")
-    assert jobs[1] in listed.stdout
-    assert jobs[2] in listed.stdout
-    assert run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", given="n\n").returncode == 1
-    assert run(cluster, "show", jobs[1]).returncode == 0
+    assert jobs[1] in listed.out
+    assert jobs[2] in listed.out
+    assert run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", given="n\n").code == 1
+    assert run(cluster, "show", jobs[1]).code == 0
     done = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "deleted" in done.stdout
-    assert run(cluster, "show", jobs[1]).returncode == 4
+    assert done.code == 0, done.err
+    assert "deleted" in done.out
+    assert run(cluster, "show", jobs[1]).code == 4
 
 
 def test_delete_asks_at_a_terminal(cluster: Cluster) -> None:
-    job, other = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(2)]
+    job, other = [run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip() for _ in range(2)]
     declined = at_terminal(cluster, "n", "delete", job, "--force")
     assert f"Delete job {job} with its logs, checkpoints and artifacts? [y/N]" in declined.stderr
     assert (declined.returncode, declined.stderr.endswith("Nothing deleted.\n")) == (1, True)
-    assert run(cluster, "show", job).returncode == 0
+    assert run(cluster, "show", job).code == 0
     agreed = at_terminal(cluster, "y", "delete", job, other, "--force", "--json")
     assert f"Delete 2 jobs with their logs, checkpoints and artifacts: {job}, {other}? [y/N]" in agreed.stderr
     assert json.loads(agreed.stdout) == {"deleted": [job, other]}
-    last = run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip()
+    last = run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip()
     unasked = at_terminal(cluster, "n", "delete", last, "--force", "-y")
     assert (unasked.returncode, unasked.stdout) == (0, f"job {last} is deleted\n")
 
 
 def test_delete_works_without_stdin(cluster: Cluster) -> None:
-    job = run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip()
+    job = run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip()
     command = ["bash", "-c", 'exec "$@" <&-', "bash", *ROLECALL, "delete", job, "--force"]
     done = subprocess.run(command, capture_output=True, text=True, env=cluster.environment, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"job {job} is deleted\n"), done.stderr

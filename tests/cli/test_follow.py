@@ -17,6 +17,8 @@ from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 from tests.trackers.test_tensorboard import events, scalars
 
+from .command import run_with
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -61,8 +63,9 @@ def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
 
 
 def run(cluster: Cluster, *arguments: str, code: int = 0) -> str:
-    with running(cluster, *arguments) as process:
-        return ended(process, code)[0]
+    done = run_with(cluster, *arguments)
+    assert done.code == code, f"{done.out}\n{done.err}"
+    return done.out
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +115,13 @@ def test_a_followed_job_that_is_cancelled(cluster: Cluster, rows: Path, tmp_path
 
 def test_ctrl_c_stops_following_but_not_the_job(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     with submitted(cluster, long_job(rows), tmp_path) as (process, job):
-        step = cluster.until(job, past_step(10))["progress"]["step"]
+        cluster.until(job, past_step(10))
         process.send_signal(signal.SIGINT)
         stdout, stderr = ended(process, 130)
+        step = cluster.job(job)["progress"]["step"]
     assert not stdout
     assert f"job {job} continues; to follow it again: rolecall show {job} --follow" in stderr
-    cluster.until(job, past_step(step + 100))
+    cluster.until(job, past_step(step + 20))
     with running(cluster, "show", job, "--follow") as process:
         line_with(process.stderr, "submitted")
         run(cluster, "cancel", job)
@@ -125,7 +129,7 @@ def test_ctrl_c_stops_following_but_not_the_job(cluster: Cluster, rows: Path, tm
 
 
 def test_following_survives_a_killed_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
-    with submitted(cluster, long_job(rows, max_steps=1000), tmp_path) as (process, job):
+    with submitted(cluster, long_job(rows, max_steps=500), tmp_path) as (process, job):
         cluster.until(job, past_step(10))
         os.kill(cluster.pid("master"), signal.SIGKILL)
         stdout, stderr = ended(process, 0)
