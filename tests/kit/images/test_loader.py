@@ -32,6 +32,20 @@ for position in POSITIONS:
         assert_equal(other.at(*position), alone.at(*position))
 print(first_error(folder, processes=1))
 """
+_DELETED = """
+import gc, sys, time
+from pathlib import Path
+import psutil
+from tests.kit.images.test_loader import images, train_batches
+
+gc.disable()
+batches = train_batches(images(Path(sys.argv[1])), processes=2)
+batches.at(0, 0)
+loaders = psutil.Process().children()
+begin = time.monotonic()
+del batches
+print(len(loaders), sum(one.is_running() for one in loaders), time.monotonic() - begin)
+"""
 
 
 def images(folder: Path, count: int = 30, **changes: Any) -> Images:
@@ -110,6 +124,15 @@ def test_loader_processes_change_neither_batches_nor_errors(tmp_path: Path) -> N
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _WITH_LOADER_PROCESSES, str(tmp_path)]
     answered = subprocess.check_output(command, text=True)
     assert answered.startswith(f"{tmp_path}/train/rows/00002.png can't be read as an image")
+
+
+@pytest.mark.slow
+def test_loader_processes_end_with_their_batches(tmp_path: Path) -> None:
+    """With the last reference, and not when the garbage collector finds them: then it would wait for 5 s for each."""
+    script = [sys.executable, "-c", _DELETED, str(tmp_path)]
+    loaders, running, seconds = subprocess.check_output(script, text=True, timeout=60).split()
+    assert (loaders, running) == ("2", "0")
+    assert float(seconds) < 4
 
 
 def test_held_out_images_come_in_order_and_whole(tmp_path: Path) -> None:

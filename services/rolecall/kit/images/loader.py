@@ -94,24 +94,16 @@ class TrainBatches:
     ) -> None:
         self._examples = _ImageDataset(split, transform, order.seed)
         self._order, self._rank, self._replicas, self._processes = order, rank, replicas, processes
-        self._steps = order.rows // order.batch_size  # drop the last incomplete batch
         self._next: tuple[int, int] | None = None
         self._batches: Iterator[Batch] = iter(())
 
     def at(self, epoch: int, step: int) -> Batch:
         """This share of batch `step` of `epoch`; sequential access uses prefetched batches."""
         if (epoch, step) != self._next:
-            keys = _KeySampler(lambda: self._keys_from(epoch, step))
+            keys = _KeySampler(self._order, self._rank, self._replicas, epoch, step)
             self._batches = _load_batches(self._examples, keys, self._processes)
-        self._next = (epoch, step + 1) if step + 1 < self._steps else (epoch + 1, 0)
+        self._next = _next_position(self._order, epoch, step)
         return next(self._batches)
-
-    def _keys_from(self, epoch: int, step: int) -> Iterator[list[_Key]]:
-        """Endless, so that the first batches of an epoch are loaded during the evaluation before it."""
-        while True:
-            indices = self._order.share(epoch, step, self._rank, self._replicas)
-            yield [(epoch, index) for index in indices.tolist()]
-            epoch, step = (epoch, step + 1) if step + 1 < self._steps else (epoch + 1, 0)
 
 
 def eval_batches(split: ImageSplit, share: slice, transform: Transform, size: int, processes: int) -> Iterator[Batch]:
@@ -137,14 +129,33 @@ class _ImageDataset(Dataset[Batch]):
             return self._transform(image), torch.tensor(label)
 
 
+@dataclass(frozen=True, slots=True)
 class _KeySampler:
-    """A batch sampler; each iteration starts a new iterator of key batches."""
+    """A batch sampler of one replica's share of the global batches from `step` of `epoch` on.
 
-    def __init__(self, make: Callable[[], Iterator[list[_Key]]]) -> None:
-        self._make = make
+    It has no reference to the batches, whose loader has it: the processes of a loader end with the last reference to
+    its iterator. In a cycle, the garbage collector would close the queues first by which the iterator tells them to
+    end. Then it waits 5 s for each of them.
+    """
+
+    order: DataOrder
+    rank: int
+    replicas: int
+    epoch: int
+    step: int
 
     def __iter__(self) -> Iterator[list[_Key]]:
-        return self._make()
+        """Endless, so that the first batches of an epoch are loaded during the evaluation before it."""
+        epoch, step = self.epoch, self.step
+        while True:
+            indices = self.order.share(epoch, step, self.rank, self.replicas)
+            yield [(epoch, index) for index in indices.tolist()]
+            epoch, step = _next_position(self.order, epoch, step)
+
+
+def _next_position(order: DataOrder, epoch: int, step: int) -> tuple[int, int]:
+    """The epoch and the step of the next full batch: an epoch's last batch is dropped if it is short."""
+    return (epoch, step + 1) if step + 1 < order.rows // order.batch_size else (epoch + 1, 0)
 
 
 def _load_batches(examples: _ImageDataset, keys: Iterable[list[_Key]], processes: int) -> Iterator[Batch]:
