@@ -1,6 +1,5 @@
 """Runs of gangs, and of single processes, with the CPU time and memory of each process."""
 
-import multiprocessing
 import os
 import threading
 import time
@@ -17,14 +16,13 @@ import torch
 from benchmarks.contest import Run
 from rolecall.spec.role import Role
 from rolecall.testing import run_gang
+from rolecall.testing.gang import processes
 
 CORES = 2
 """The number of CPU cores of every contender."""
 SKIPPED = 5
 """The first steps, which allocate memory and fill caches."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rolecall.testing.gang", "torch._dynamo", "torchmetrics.classification"])
 
 Step = Callable[[], object]
 
@@ -64,11 +62,11 @@ def alone(
     for limits that are computed from the rate of one thread."""
 
     def run(folder: Path) -> Run:
-        receiver, sender = _processes.Pipe(duplex=False)
+        receiver, sender = processes.Pipe(duplex=False)
         usage = Usage()
         with on_cores():
             begin_s = time.monotonic()
-            process = _processes.Process(target=_run_alone, args=(prepare, steps, threads, folder, sender), daemon=True)
+            process = processes.Process(target=_run_alone, args=(prepare, steps, threads, folder, sender), daemon=True)
             process.start()
             sender.close()
             usage.follow({"process": process.pid or 0})
@@ -144,17 +142,17 @@ class Usage:
     """Follows processes from outside, ten times a second."""
 
     def __init__(self) -> None:
-        self._processes: dict[str, _Process] = {}
+        self.processes: dict[str, _Process] = {}
         self._thread: threading.Thread | None = None
 
     def follow(self, pids: Mapping[str, int]) -> None:
         """Begin to follow the processes, by name, until all have ended."""
-        self._processes = {name: _Process(pid) for name, pid in pids.items()}
+        self.processes = {name: _Process(pid) for name, pid in pids.items()}
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        running = list(self._processes.values())
+        running = list(self.processes.values())
         while running:
             running = [process for process in running if process.look()]
             time.sleep(0.1)
@@ -167,7 +165,7 @@ class Usage:
         return Run(
             rate=sum(units[skipped:]) / (last - first),
             step_ms=(last - first) / count * 1e3,
-            cpu_ms={name: one.cpu_between(first, last) / count * 1e3 for name, one in self._processes.items()},
-            peak_bytes={name: one.peak_bytes for name, one in self._processes.items()},
+            cpu_ms={name: one.cpu_between(first, last) / count * 1e3 for name, one in self.processes.items()},
+            peak_bytes={name: one.peak_bytes for name, one in self.processes.items()},
             first_step_s=ends_s[0] - begin_s,
         )

@@ -25,6 +25,7 @@ from rolecall.kit.data_order import DataOrder
 from rolecall.kit.grid import Grid, make_grid
 from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
+from rolecall.testing.gang import processes
 from rolecall.workloads.transformer_pipeline.build import SplitDecoder, build_decoder, custom_layers, decoder_shape
 from rolecall.workloads.transformer_pipeline.params import Params, Split
 from rolecall.workloads.transformer_pipeline.remote import Pipeline
@@ -159,7 +160,7 @@ def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str,
 
 def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 400) -> list[Outcome]:
     """One gang of processes that takes a step of each case in turn; the outcomes of all ranks."""
-    leader = multiprocessing.get_context("forkserver").Process(target=_lead, args=(workers, list(cases), folder))
+    leader = processes.Process(target=_lead, args=(workers, list(cases), folder))
     leader.start()
     leader.join(timeout_s)
     with suppress(ProcessLookupError):

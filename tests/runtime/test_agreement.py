@@ -1,6 +1,5 @@
 """Ranks that learn of a wish at different moments act on it after the same step."""
 
-import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import torch.distributed as dist
 from tests.clock import ManualClock
 
 from rolecall.runtime.agreement import Agreement, Decision
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.runtime.test_agreement"])
+from rolecall.testing.gang import processes
 
 
 def _rank(rank: int, store: Path, stop_at: int, checkpoint_at: int, answer: Connection) -> None:
@@ -32,11 +29,11 @@ def _rank(rank: int, store: Path, stop_at: int, checkpoint_at: int, answer: Conn
 
 @pytest.mark.slow
 def test_all_ranks_stop_and_save_after_the_same_step(tmp_path: Path) -> None:
-    pipes = [_processes.Pipe() for _ in range(2)]
+    pipes = [processes.Pipe() for _ in range(2)]
     never = 10**9
     wishes = [(never, never), (50, 20)]
     ranks = [
-        _processes.Process(target=_rank, args=(rank, tmp_path / "store", *wishes[rank], pipes[rank][1]), daemon=True)
+        processes.Process(target=_rank, args=(rank, tmp_path / "store", *wishes[rank], pipes[rank][1]), daemon=True)
         for rank in range(2)
     ]
     for process in ranks:

@@ -1,6 +1,5 @@
 """The choice of a process group's backend, and the group for tensors on GPUs that Gloo can't send."""
 
-import multiprocessing
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -12,9 +11,7 @@ import torch.distributed as dist
 from rolecall.runtime.backends import HOST, HostGroup, choose_backend, shared_gpus
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import Role
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rolecall.testing.gang", "tests.runtime.test_backends"])
+from rolecall.testing.gang import processes
 
 
 def workers(*gpus: str | None) -> tuple[WorkerPlan, ...]:
@@ -74,7 +71,7 @@ def exchange(rank: int, store: str) -> None:
 @pytest.mark.slow
 def test_a_group_through_the_host_sends_copies_and_reduces_as_any_other(tmp_path: Path) -> None:
     """On CPU tensors, which take the same path as those on GPUs."""
-    members = [_processes.Process(target=exchange, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
+    members = [processes.Process(target=exchange, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
     for member in members:
         member.start()
     for member in members:

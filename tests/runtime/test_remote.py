@@ -1,6 +1,5 @@
 """Calls between the ranks of a gang."""
 
-import multiprocessing
 import re
 import threading
 from multiprocessing.connection import Connection
@@ -15,9 +14,7 @@ from torch.distributed import rpc
 from rolecall.runtime import remote
 from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
 from rolecall.spec.errors import CallTimeout
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.runtime.test_remote"])
+from rolecall.testing.gang import processes
 
 
 @rpc.functions.async_execution
@@ -93,8 +90,8 @@ def test_each_caller_of_a_step_barrier_gets_an_error() -> None:
 def test_a_failed_future_is_an_error_at_the_caller() -> None:
     """The caller is in another process, and the function is an `async_execution` call."""
     port = free_port()
-    ours, theirs = _processes.Pipe()
-    ranks = [_processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
+    ours, theirs = processes.Pipe()
+    ranks = [processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     assert ours.poll(60)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -28,10 +27,9 @@ from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import PerNodeParams, RoleCount, Workload
+from rolecall.testing.gang import processes
 
 pytestmark = pytest.mark.timeout(120)
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rolecall.testing.gang", "tests.runtime.test_rendezvous"])
 ANSWER_S = 60
 
 
@@ -123,8 +121,8 @@ class Gang:
         self.processes: dict[int, Any] = {}
         for rank in ranks:
             (folder / str(rank)).mkdir()
-            self.ends[rank], theirs = _processes.Pipe()
-            self.processes[rank] = _processes.Process(target=play, args=(plan, rank, folder, theirs), daemon=True)
+            self.ends[rank], theirs = processes.Pipe()
+            self.processes[rank] = processes.Process(target=play, args=(plan, rank, folder, theirs), daemon=True)
             self.processes[rank].start()
 
     def lines(self, rank: int) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """An intruder at the store through which a gang meets, over real sockets: each worker is a process."""
 
-import multiprocessing
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +15,10 @@ from rolecall.runtime import gang_store
 from rolecall.spec.errors import RendezvousTimeout, RolecallError
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
+from rolecall.testing.gang import processes
 
 pytestmark = pytest.mark.timeout(120)
 SECRET = "what only this gang knows"
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rolecall.testing.gang", "tests.security.test_gang_store"])
 
 
 def launch(rank: int, secret: str, address: str) -> WorkerLaunch:
@@ -59,8 +57,8 @@ class Gang:
     ) -> None:
         self.ends, self.processes = [], []
         for rank, secret in enumerate(secrets):
-            end, theirs = _processes.Pipe()
-            process = _processes.Process(target=play, args=(rank, secret, address, seal_s, theirs), daemon=True)
+            end, theirs = processes.Pipe()
+            process = processes.Process(target=play, args=(rank, secret, address, seal_s, theirs), daemon=True)
             process.start()
             self.ends.append(end)
             self.processes.append(process)

@@ -33,10 +33,21 @@ from rolecall.spec.timeline import WINDOW_BYTES, Window
 from rolecall.spec.wire import ArtifactNotice
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
+from rolecall.worker.fork_server import built_in_modules
 from rolecall.workloads import catalogue
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rolecall.testing.gang", "torch._dynamo", "torchmetrics.classification"])
+# Pyarrow's allocator would have a thread in the fork server, which must have only one.
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+# A program has one fork server. Without these modules, each of its processes would import them in two seconds.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(
+    [
+        "rolecall.testing.gang",
+        "torch._dynamo",
+        "torchmetrics.classification",
+        *(module for role in Role for module in built_in_modules(role)),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ def run_gang(
     gang = _plan(roles, threads, gpus)
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
     workers = [
-        _processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
+        processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
         for launch in _launches(declared.name, params, gang, resume_from)
     ]
     for worker in workers:

@@ -1,7 +1,6 @@
 """The messages through the master, with blobs in a dictionary, and RPC measured between two real processes."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -22,11 +21,10 @@ from rolecall.network.links import Link, gather_links
 from rolecall.network.pairs import Speed
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import CheckpointError, NoSuchBlob, RendezvousTimeout
+from rolecall.testing.gang import processes
 from rolecall.workloads.preflight import remote
 from rolecall.workloads.preflight.remote import BlobExchange, Messages, measure, only_unreachable
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.workloads.preflight.test_remote"])
 BUDGET_S = 0.5
 
 
@@ -162,8 +160,8 @@ def _rank(rank: int, port: int, ours: Connection) -> None:
 def test_speeds_are_figures_and_a_stall_is_told_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ours, theirs = _processes.Pipe()
-    ranks = [_processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
+    ours, theirs = processes.Pipe()
+    ranks = [processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     try:
