@@ -233,6 +233,14 @@ async def test_a_shell_completes_jobs_and_workloads(master: Client) -> None:
     assert await complete(master, "rolecall wat") == ["watch"]
 
 
+async def test_the_name_of_a_job_does_not_get_into_a_shell(master: Client) -> None:
+    """Zsh's completion evaluates the help text, and Typer reads markup in it."""
+    job = (await master.submit(name=r"x\$(touch pwned) [/] `id`"))["id"]
+    words = {"_TYPER_COMPLETE_ARGS": "rolecall show to", "_ROLECALL_COMPLETE": "complete_zsh"}
+    done = await run_at(master, **words)
+    assert done.out.strip() == f"""_arguments '*: :(("{job}":"queued"))'"""
+
+
 async def test_completion_is_silent_without_a_cluster(tmp_path: Path) -> None:
     words = {"COMP_WORDS": "rolecall show x", "COMP_CWORD": "2", "_ROLECALL_COMPLETE": "complete_bash"}
     done = await asyncio.to_thread(

@@ -9,13 +9,16 @@ _MOST = 50
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """The newest jobs whose ids begin like this, with their names; none without a cluster."""
+    """The newest jobs whose ids begin like this, with their states; none without a cluster.
+
+    Names are chosen by other users, and shells evaluate the help text.
+    """
     try:
         with _client() as client:
             found = client.jobs(_MOST)
     except ClientError:
         return []  # Completion must not print, and the command itself shows the error.
-    return [(job.id, f"{job.state} {job.name}".strip()) for job in found if job.id.startswith(incomplete)]
+    return [(job.id, job.state.value) for job in found if job.id.startswith(incomplete)]
 
 
 def workload_names(incomplete: str) -> list[tuple[str, str]]:
