@@ -11,6 +11,7 @@ from tests.cpu_time import slowness
 
 from rolecall.master.sessions import COOKIE
 from rolecall.master.store import events
+from rolecall.master.web import pages
 from rolecall.spec.access import Scope
 from rolecall.spec.api import RETENTION
 from rolecall.spec.report import TimeSpent
@@ -194,6 +195,16 @@ async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Pat
         "x",
     ):
         assert (await client.http.get(f"/ui/static/{path}")).status_code in {303, 401, 404}, path
+
+
+async def test_a_comparison_shows_a_bounded_number_of_differences(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MAX_DIFFERENCES", 1)
+    jobs = [await client.submit(params={"steps": steps, "learning_rate": 1 / steps}) for steps in (1, 2)]
+    page = (await client.user("GET", f"/ui/compare?job={jobs[0]['id']}&job={jobs[1]['id']}")).text
+    assert page.count('role="rowheader"') == 1
+    assert "1 more differences are not shown" in page
 
 
 @pytest.mark.parametrize("query", ["", "?job=toy-none", "?" + "&".join(["job=toy-none"] * 9)])

@@ -8,6 +8,8 @@ from typing import Any
 
 from rolecall.spec.job import JobDocument
 
+_LONG_PATH = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,8 +36,11 @@ def differences(jobs: Sequence[JobDocument]) -> list[Row]:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The values in nested objects, with their paths: text as it is, other values as JSON."""
-    if isinstance(value, Mapping) and value:
+    """The values in nested objects, with their paths: text as it is, other values as JSON.
+
+    An object whose path is long is one value, because the path of a value starts with those of all objects around it.
+    """
+    if isinstance(value, Mapping) and value and len(name) <= _LONG_PATH:
         for key, one in value.items():  # pyright: ignore[reportUnknownVariableType] - JSON
             yield from leaves(one, f"{name}.{key}" if name else str(key))  # pyright: ignore[reportUnknownArgumentType]
     else:

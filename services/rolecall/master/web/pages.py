@@ -34,6 +34,7 @@ static_router = APIRouter(include_in_schema=False)
 _JOBS = 50
 _RECENT_JOBS = 10
 _MAX_COMPARED = 8
+_MAX_DIFFERENCES = 500
 _HOUR_S = 3600
 
 
@@ -84,6 +85,7 @@ async def compare(
     """The curves of several jobs in one chart, and the parameters in which they differ."""
     api = Api(request)
     jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
+    rows = differences(jobs)
     recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,
@@ -92,7 +94,8 @@ async def compare(
         jobs=jobs,
         names={one.id: one.name for one in jobs},
         recent=recent.jobs,
-        rows=[readable(row) for row in differences(jobs)],
+        rows=[readable(row) for row in rows[:_MAX_DIFFERENCES]],
+        omitted=max(0, len(rows) - _MAX_DIFFERENCES),
         metrics=declared_metrics([await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)]),
         most=_MAX_COMPARED,
     )
