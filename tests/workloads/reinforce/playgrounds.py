@@ -141,6 +141,18 @@ class Shared(nn.Module):
         return self.actor(features), self.critic(features).squeeze(-1)
 
 
+class OneMatrix(nn.Module):
+    """A policy with a single parameter."""
+
+    def __init__(self, observation_shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(math.prod(observation_shape), outputs + 1, bias=False)
+
+    def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        results = self.layer(observations.flatten(1))
+        return results[:, :-1], results[:, -1]
+
+
 def _is_observer(rank: int) -> bool:
     """True in the process of the observer with this number."""
     return os.environ.get("ROLE") == "observer" and os.environ.get("ROLE_RANK") == str(rank)

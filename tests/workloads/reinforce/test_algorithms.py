@@ -97,13 +97,14 @@ NETWORKS: list[dict[str, Any]] = [
     {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0, "initialization": "orthogonal"},
     {"name": "mlp", "hidden": [], "activation": "tanh", "dropout": 0.0, "initialization": "orthogonal"},
     SHARED,
+    {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:OneMatrix", "arguments": {}},
 ]
 
 
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("chosen", ALGORITHMS, ids=["reinforce", "ppo", "ppo, clipped values"])
 @pytest.mark.parametrize("action", [DESCRIPTION["action"], BOX], ids=["categorical", "gaussian"])
-@pytest.mark.parametrize("network", NETWORKS, ids=["tanh", "relu", "linear", "custom"])
+@pytest.mark.parametrize("network", NETWORKS, ids=["tanh", "relu", "linear", "custom", "one parameter"])
 def test_gradients_in_closed_form_are_those_of_autograd(
     chosen: spec.Reinforce | spec.Ppo, action: dict[str, Any], network: dict[str, Any]
 ) -> None:

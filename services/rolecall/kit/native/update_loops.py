@@ -18,7 +18,8 @@ def clip_norm(gradient: Tensor, max_norm: float) -> None:
 def adam_step(optimizer: Adam) -> Callable[[], None] | None:
     """A function that does `optimizer.step()` with the present rate, if there is a loop for it.
 
-    There is one for an optimizer with state, of a single tensor with a gradient. Don't replace them, or the state.
+    There is one for an optimizer with state, of a single tensor with a gradient. Don't replace the tensor or the state.
+    The function raises `RuntimeError` if the gradient was replaced.
     """
     (group, *groups) = optimizer.param_groups
     (weight, *others) = group["params"]
@@ -34,7 +35,11 @@ def adam_step(optimizer: Adam) -> Callable[[], None] | None:
     numbers = [ctypes.c_double(one) for one in (beta1, beta2, group["lr"], group["eps"], *decays)]
     step, count = loop("step_adam", weight), ctypes.c_int64(weight.numel())
 
+    gradient = weight.grad
+
     def advance() -> None:
+        if weight.grad is not gradient:
+            raise RuntimeError("the gradient of the parameter was replaced; set its values instead")
         step(count, *tensors, *numbers)
         torch.autograd.graph.increment_version((weight, mean, square, steps))
 

@@ -112,7 +112,8 @@ class _Autograd(Backpropagation):
         return outputs.detach(), values.detach()
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        self._network.zero_grad()
+        # The gradients stay where they are, because the step of a single parameter has their address, see `step_of`.
+        self._network.zero_grad(set_to_none=False)
         torch.autograd.backward(self._results, [outputs, values])
 
     def _clip(self, max_norm: float) -> None:
