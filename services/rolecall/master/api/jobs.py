@@ -60,11 +60,12 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     printable = all(text is None or text.isprintable() for text in (workload, name, owner))
     if not printable or not (owner is None or caller.sees(owner)):
         return JobPage(jobs=[], next_cursor=None)  # PostgreSQL rejects text with NUL.
+    seen_owner = None if caller.reads_all else caller.name
     selection = Selection(
         states=tuple(state),
         workload=workload,
         name=name,
-        owner=owner if caller.reads_all else caller.name,
+        owner=seen_owner or owner,
         labels=tuple((one, value if given else None) for one, given, value in (text.partition("=") for text in label)),
         created_after=created_after,
         created_before=created_before,
@@ -73,9 +74,7 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
         # Jobs of a workload that is no longer installed can still be listed.
         is_installed = workload is None or workload in master.catalogue.workloads
-        if workload and not (
-            found or is_installed or await listing.has_workload(connection, workload, selection.owner)
-        ):
+        if workload and not (found or is_installed or await listing.has_workload(connection, workload, seen_owner)):
             raise InvalidRequest([unknown("workload", "workload", workload, master.catalogue.workloads)])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]

@@ -21,10 +21,12 @@ document.body.addEventListener("htmx:responseError", (event) => {
     showMessage(`The master answered ${status}.`);
   }
 });
-document.body.addEventListener("htmx:sendError", (event) => {
-  const isButton = event.detail.requestConfig.verb !== "get";
-  showMessage(isButton ? "No answer from the master: press the button again." : "The master does not answer; trying again.");
-});
+for (const name of ["htmx:sendError", "htmx:timeout"]) {
+  document.body.addEventListener(name, (event) => {
+    const isButton = event.detail.requestConfig.verb !== "get";
+    showMessage(isButton ? "No answer from the master: press the button again." : "The master does not answer; trying again.");
+  });
+}
 // A button shows at once that it is pressed, until a part of the page that was read afterwards replaces it.
 const status_ = document.getElementById("status");
 let acting = 0;

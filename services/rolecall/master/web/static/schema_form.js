@@ -149,7 +149,8 @@ const SchemaForm = (() => {
         const remove = element("button", { type: "button" }, "×");
         const box = element("div", { class: `${row.elements.length > 1 ? "pair" : "item"} field` }, ...row.elements, remove);
         const inputs = box.querySelectorAll("input, select, textarea");
-        row.labels.forEach((label, number) => this.labeled(inputs[number], () => title() + label));
+        // A constant has no input.
+        row.labels.forEach((label, number) => inputs[number] && this.labeled(inputs[number], () => title() + label));
         this.labeled(remove, () => `Remove ${title()}`);
         this.places.set(box, row.path);
         remove.addEventListener("click", () => {
