@@ -142,17 +142,17 @@ class Usage:
     """Follows processes from outside, ten times a second."""
 
     def __init__(self) -> None:
-        self.processes: dict[str, _Process] = {}
+        self._processes: dict[str, _Process] = {}
         self._thread: threading.Thread | None = None
 
     def follow(self, pids: Mapping[str, int]) -> None:
         """Begin to follow the processes, by name, until all have ended."""
-        self.processes = {name: _Process(pid) for name, pid in pids.items()}
+        self._processes = {name: _Process(pid) for name, pid in pids.items()}
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        running = list(self.processes.values())
+        running = list(self._processes.values())
         while running:
             running = [process for process in running if process.look()]
             time.sleep(0.1)
@@ -165,7 +165,7 @@ class Usage:
         return Run(
             rate=sum(units[skipped:]) / (last - first),
             step_ms=(last - first) / count * 1e3,
-            cpu_ms={name: one.cpu_between(first, last) / count * 1e3 for name, one in self.processes.items()},
-            peak_bytes={name: one.peak_bytes for name, one in self.processes.items()},
+            cpu_ms={name: one.cpu_between(first, last) / count * 1e3 for name, one in self._processes.items()},
+            peak_bytes={name: one.peak_bytes for name, one in self._processes.items()},
             first_step_s=ends_s[0] - begin_s,
         )

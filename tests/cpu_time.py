@@ -6,7 +6,7 @@ from functools import cache
 
 _PARSE_S = 0.014
 """CPU time of parsing the document below on a machine at its usual speed. It is an estimate: a machine on which
-`import torch` took 2.1 to 2.9 times as long as usual needed 0.030 to 0.055 s."""
+`import torch` took 2.1 to 3.3 times as long as usual needed 0.030 to 0.056 s."""
 
 
 def slowness() -> float:

@@ -136,7 +136,7 @@ def case(schedule: str | dict[str, Any], replicas: int, micro_batches: int, **ch
 
 
 def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str, Any]]:
-    """Every schedule with every split: by hand with all micro-batch counts, traced with the fewest and the most.
+    """Every schedule with every split: by hand with all micro-batch counts, traced with the fewest, 8 and the most.
 
     A trace depends on the size of a micro-batch and takes seconds. What it leaves is scheduled as stages that are cut
     by hand are.
@@ -150,7 +150,8 @@ def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str,
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
             stages = ranks * virtual
             counts = rules.valid_micro_batches(16, ranks, stages)
-            ways = [(count, "manual") for count in counts] + [(count, "tracer") for count in (counts[0], counts[-1])]
+            traced = sorted({counts[0], 8, counts[-1]})
+            ways = [(count, "manual") for count in counts] + [(count, "tracer") for count in traced]
             if replicas > 1:
                 ways = zip((counts[0], counts[-1]), get_args(Split), strict=True)
             for count, way in ways:
