@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,20 @@ async def complete(master: Client, typed: str) -> list[str]:
 def test_without_a_cluster_the_error_says_how_to_start_one(tmp_path: Path) -> None:
     done = run("top", XDG_CONFIG_HOME=str(tmp_path), ROLECALL_URL="", ROLECALL_TOKEN="")
     assert (done.code, "start one with `rolecall local`" in done.err) == (6, True)
+
+
+@pytest.mark.parametrize("errors", [["InputError: no file", "InputError: no file"], ["InputError: no file", "OSError"]])
+async def test_each_error_is_news_once_although_another_worker_had_it_earlier(master: Client, errors: list[str]) -> None:
+    node = await one_trainer(master, slots=2)
+    job = (await master.submit(roles={"parameter-server": 0, "trainer": 2}))["id"]
+    late, early = await node.workers(2)
+    for worker in (late, early):
+        await node.say(worker, WorkerState.RUNNING)
+    now = datetime.now(UTC)
+    for worker, error, at in ((late, errors[0], now), (early, errors[1], now - timedelta(seconds=1))):
+        reason = failure(error, retryable=False, at=at)
+        await node.say(worker, WorkerState.FAILED, exit_code=1, failure=reason)
+        await master.until(job, "stopping" if worker is late else "failed")
+    shown = await run_at(master, "show", job, "--follow")
+    assert "trainer-1 on trainer-0: " in shown.out
+    assert [shown.err.count(error) for error in errors] == [1, 1]

@@ -19,7 +19,7 @@ from rolecall.client import Client, Unreachable
 from rolecall.client.patience import Patience
 from rolecall.spec.api import RETENTION
 from rolecall.spec.job import AttemptDocument, JobDocument
-from rolecall.spec.report import cause_prefix
+from rolecall.spec.report import cause_prefix, error_of
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
 
@@ -84,12 +84,14 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             # Get the document before the events: when it says that the job has ended, no events can follow.
             document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
             for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
-                # An attempt and its job often end for the same reason. Workers' events can come in between.
-                said = event.kind == JobState.FAILED and (event.attempt, event.message) in shown
+                # An attempt and its job often end for the same error. Workers' events can come in between, and another
+                # worker can turn out to have had it first.
+                error = (event.attempt, error_of(event.message))
+                said = event.kind == JobState.FAILED and error in shown
                 if event.kind != RETENTION and event.message != shown_event and not said:
                     err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                     shown_event = event.message
-                    shown.add((event.attempt, event.message))
+                    shown.add(error)
                 seen = event.id
             if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))

@@ -1,5 +1,6 @@
 """Observations of workers: state, progress and failures."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -151,6 +152,14 @@ def abridged(text: str) -> str:
 def cause_prefix(role: Role, role_rank: int, node: str) -> str:
     """The beginning of an attempt's cause, which names the worker that failed, such as `trainer-0 on node-2: `."""
     return f"{role}-{role_rank} on {node}: "
+
+
+_CAUSE_PREFIX = re.compile(r"\A[a-z-]+-\d+ on [a-z0-9.-]+: ")
+
+
+def error_of(cause: str) -> str:
+    """The part of an attempt's cause that says what happened, without the worker that failed."""
+    return _CAUSE_PREFIX.sub("", cause, count=1)
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:
