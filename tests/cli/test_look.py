@@ -262,7 +262,9 @@ def test_without_a_cluster_the_error_says_how_to_start_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("errors", [["InputError: no file", "InputError: no file"], ["InputError: no file", "OSError"]])
-async def test_each_error_is_news_once_although_another_worker_had_it_earlier(master: Client, errors: list[str]) -> None:
+async def test_each_error_is_news_once_although_another_worker_had_it_earlier(
+    master: Client, errors: list[str]
+) -> None:
     node = await one_trainer(master, slots=2)
     job = (await master.submit(roles={"parameter-server": 0, "trainer": 2}))["id"]
     late, early = await node.workers(2)

@@ -25,11 +25,13 @@ from .harness import Client, Node, make_node
 
 LINE = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5}}'
 SCORED = LINE.replace(b'"loss":0.5', b'"loss":0.5,"validation_auc":0.9')
+MANY = 64 << 20
+"""More bytes than a stream has."""
 
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 10), (11, 10), (41, 10), (1234, 100)])
 def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most: int) -> None:
-    found = [point["step"] for point in series((LINE % step for step in range(1, steps + 1)), most)]
+    found = [point["step"] for point in series((LINE % step for step in range(1, steps + 1)), most, MANY)]
     assert len(found) <= most + 1
     assert found[-1:] == ([steps] if steps else [])
     assert len(found) >= min(steps, most // 2)
@@ -40,10 +42,20 @@ def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most
 def test_values_that_few_lines_have_stay_in_a_thinned_series() -> None:
     scored = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5,"validation_auc":0.9}}'
     lines = ((scored if step % 500 == 250 else LINE) % step for step in range(10_000))
-    found = series(lines, 30)
+    found = series(lines, 30, MANY)
     assert [point["step"] for point in found if "validation_auc" in point] == list(range(250, 10_000, 500))
     assert len(found) <= 30 + 20 + 1
     assert [point["step"] for point in found] == sorted(point["step"] for point in found)
+
+
+def test_a_series_of_large_steps_is_thinned_further() -> None:
+    metrics = ",".join(f'"metric_{index}":0.5' for index in range(900)).encode()
+    large = LINE.replace(b'"loss":0.5', b'"loss":0.5,' + metrics)
+    lines = [(LINE if step % 10 else large) % step for step in range(1, 201)]
+    found = series(lines, 100, 10 * len(large))
+    assert 5 * 900 < sum(map(len, found)) < 10 * 900
+    assert found[-1]["step"] == 200
+    assert {len(one) for one in found} == {5, 905}
 
 
 def test_a_series_of_the_longest_stream_takes_a_tenth_of_a_second() -> None:
@@ -55,7 +67,7 @@ def test_a_series_of_the_longest_stream_takes_a_tenth_of_a_second() -> None:
     limit_s = 0.1 * slowness()
     while min(times_s) > limit_s and len(times_s) <= 10:  # Other tests share the cores' caches.
         begin = time.process_time()
-        assert series(iter(lines), 1000)[-1]["step"] == len(lines) - 1
+        assert series(iter(lines), 1000, MANY)[-1]["step"] == len(lines) - 1
         times_s.append(time.process_time() - begin)
     assert min(times_s) <= limit_s, times_s
 
@@ -64,9 +76,9 @@ def test_a_long_series_takes_little_memory() -> None:
     def lines() -> Iterator[bytes]:
         yield from (LINE % step for step in range(20_000))
 
-    series((LINE % 1,), 10)
+    series((LINE % 1,), 10, MANY)
     tracemalloc.start()
-    series(lines(), 10)
+    series(lines(), 10, MANY)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -135,11 +147,11 @@ async def test_a_stream_that_takes_long_delays_no_other_users_charts(tmp_path: P
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "lines", slow)
-        calls = [asyncio.create_task(book.of_stream("mallory", others, points)) for points in range(10, 20)]
+        calls = [asyncio.create_task(book.of_stream("mallory", others, points, MANY)) for points in range(10, 20)]
         await asyncio.to_thread(begun.wait)
         async with asyncio.timeout(10):
             assert await book.lowest_ranks("alice", [mine]) == [mine]
-            assert [point["step"] for point in await book.of_stream("alice", mine, 10)] == [1]
+            assert [point["step"] for point in await book.of_stream("alice", mine, 10, MANY)] == [1]
         goes_on.set()
         await asyncio.gather(*calls)
 
@@ -152,8 +164,8 @@ async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_pa
     whole = b"".join(lines)
     for start in range(0, len(whole), 7001):
         await append(streams, key, whole[start : start + 7001])
-        await book.of_stream("alice", key, 30)
-    assert await book.of_stream("alice", key, 30) == series(lines, 30)
+        await book.of_stream("alice", key, 30, MANY)
+    assert await book.of_stream("alice", key, 30, MANY) == series(lines, 30, MANY)
 
 
 async def job_with_full_streams(client: Client, workers: int, stream_bytes: int) -> str:
@@ -191,6 +203,21 @@ async def test_a_chart_reads_only_what_is_new(client: Client) -> None:
     (one,) = await page_series(client, job)
     assert one["points"][-1]["step"] == 10_000
     assert bytes_read() - before < 100 << 10
+
+
+async def test_series_that_are_too_large_for_an_answer_are_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolecall.master.api.files._MOST_BYTES", 6 * len(LINE))
+    job = await job_with_full_streams(client, 3, 200 << 10)
+    answer = await client.user("GET", f"/jobs/{job}/metrics")
+    assert answer.status_code == 200
+    assert all(len(one["points"]) in {1, 2} for one in answer.json()["series"])
+    assert len(answer.json()["series"]) == 3
+    monkeypatch.setattr("rolecall.master.api.files._MOST_BYTES", len(LINE))
+    answer = await client.user("GET", f"/jobs/{job}/metrics")
+    assert answer.status_code == 422
+    assert "lowest_rank=true" in answer.json()["errors"][0]["legal"]
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ async def test_empty_lines_take_little_time(master: Master) -> None:
     assert time.process_time() - begin < slowness()
     assert (master.book.of_job("toy-1", 1) or Progress()).step == 1
     begin = time.process_time()
-    assert [point["step"] for point in series(master.streams.lines(KEY), 1000)] == [1]
+    assert [point["step"] for point in series(master.streams.lines(KEY), 1000, 1 << 20)] == [1]
     assert time.process_time() - begin < 0.5 * slowness()
 
 
@@ -202,7 +202,7 @@ async def test_many_results_and_first_steps_cost_one_statement_a_batch(master: M
 
 
 def test_a_series_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert series([b"\n", b"no JSON\n", b"{}\n"], 10) == []
+    assert series([b"\n", b"no JSON\n", b"{}\n"], 10, 1 << 20) == []
     assert not caplog.records
 
 
@@ -219,7 +219,7 @@ async def test_the_series_of_a_user_take_one_thread(master: Master, monkeypatch:
     keys = [StreamKey(job, 1, 0, "progress") for job in ("toy-1", "toy-2")]
     with closing(UserThreads("charts", each=1)) as threads:
         book = SeriesBook(master.streams, threads)
-        assert await asyncio.gather(*(book.of_stream("mallory", key, 10) for key in keys * 2)) == [[]] * 4
+        assert await asyncio.gather(*(book.of_stream("mallory", key, 10, 1 << 20) for key in keys * 2)) == [[]] * 4
 
 
 async def test_a_job_s_progress_is_small_whatever_its_metrics_are_called(master: Master) -> None:

@@ -69,12 +69,12 @@ class SeriesBook:
         self._names = _Recent[StreamKey, SeriesNames](_MOST_NAMES)
         self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
 
-    async def of_stream(self, user: str, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
+    async def of_stream(self, user: str, key: StreamKey, max_points: int, max_bytes: int) -> list[dict[str, Any]]:
         """The steps of a stream (see `series`), for a user."""
         async with self._lock_of(user, key):
             # Taken out of the cache while it changes: a call that is cancelled leaves its thread behind.
             one = self._series.take((key, max_points)) or _Series(max_points)
-            points = await self._threads.run(user, lambda: one.feed(self._lines(key, one.end)).points())
+            points = await self._threads.run(user, lambda: one.feed(self._lines(key, one.end)).points(max_bytes))
             self._series.keep((key, max_points), one, _SERIES_OVERHEAD + one.memory)
             return points
 
@@ -112,13 +112,14 @@ class SeriesBook:
         return takewhile(lambda raw: not is_incomplete(raw), self._streams.lines(key, start))
 
 
-def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
+def series(lines: Iterable[bytes], max_points: int, max_bytes: int) -> list[dict[str, Any]]:
+    """The steps of one worker's progress stream, thinned evenly to about `max_points`, or fewer if their lines have
+    more than `max_bytes`; the last one stays.
 
     Lines with equally many fields are thinned together, so that values that few lines have, such as validation scores,
     are not lost among the others. Only the remaining lines are parsed, because a stream can have 100,000 of them.
     """
-    return _Series(max_points).feed(lines).points()
+    return _Series(max_points).feed(lines).points(max_bytes)
 
 
 class _Series:
@@ -145,11 +146,16 @@ class _Series:
         self.memory = sum(group.memory for group in self._groups.values()) + _memory_of(self._ending)
         return self
 
-    def points(self) -> list[dict[str, Any]]:
-        kept = {place: raw for group in self._groups.values() for place, raw in group.result()}
+    def points(self, max_bytes: int) -> list[dict[str, Any]]:
+        kept = self._kept()
+        if (size := sum(map(len, kept.values()))) > max_bytes:
+            kept = self._kept(math.ceil(size / max_bytes))
         last = next(((place, raw) for place, raw in reversed(self._ending) if any(plotted([raw]))), None)
         kept |= [last] if last is not None else []
         return [point(line) for line in plotted(raw for _, raw in sorted(kept.items()))]
+
+    def _kept(self, share: int = 1) -> dict[int, bytes]:
+        return {place: raw for group in self._groups.values() for place, raw in group.result(share)}
 
 
 class _Thinned:
@@ -169,9 +175,9 @@ class _Thinned:
     def memory(self) -> int:
         return _memory_of(self._kept)
 
-    def result(self) -> list[tuple[int, bytes]]:
-        """About `most` of the lines, the last kept one among them."""
-        thin = max(1, math.ceil(len(self._kept) / self._most))
+    def result(self, share: int) -> list[tuple[int, bytes]]:
+        """About `most / share` of the lines, the last kept one among them."""
+        thin = share * max(1, math.ceil(len(self._kept) / self._most))
         return self._kept[(len(self._kept) - 1) % thin :: thin]
 
 

@@ -4,22 +4,25 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
+from rolecall.master.field_errors import problem
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
 from rolecall.spec.api import Artifact, ArtifactList, Checkpoint, CheckpointList, Event, EventList, Series, SeriesList
 from rolecall.spec.bounds import MAX_INTEGER
-from rolecall.spec.errors import NotFound
+from rolecall.spec.errors import InvalidRequest, NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _MOST_POINTS, _LEAST_POINTS = 1_000_000, 100
 """Of all series in an answer, and of each one."""
+_MOST_BYTES = 64 << 20
+"""Of the lines that an answer shows. A few lines of each series stay, so the answer itself may have twice as many."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
@@ -47,7 +50,7 @@ async def list_events(
     return EventList(events=[_shown(Event, event) for event in found])
 
 
-@router.get("/metrics", summary="Show the step series")
+@router.get("/metrics", summary="Show the step series", response_model=SeriesList)
 async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     job: JobId,
     master: Running,
@@ -55,12 +58,14 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
     points: Annotated[
         int,
-        Query(ge=1, le=100_000, description="Thin each series to about this many points, or fewer if there are many."),
+        Query(
+            ge=1, le=100_000, description="Thin each series to about this many points, or fewer if the answer is large."
+        ),
     ] = 2000,
     lowest_rank: Annotated[
         bool, Query(description="Only workers that reported a value which no lower rank of their attempt reported.")
     ] = False,
-) -> SeriesList:
+) -> Response:
     """Return the values that each worker reported, by step."""
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
@@ -69,8 +74,18 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     streams = {StreamKey(job, worker.attempt, worker.rank, "progress"): worker for worker in members}
     keys = await master.series.lowest_ranks(caller.name, streams) if lowest_rank else list(streams)
     points = min(points, max(_LEAST_POINTS, _MOST_POINTS // max(1, len(keys))))
-    found = [_series(streams[key], await master.series.of_stream(caller.name, key, points)) for key in keys]
-    return SeriesList(series=[one for one in found if one.points])
+    max_bytes = _MOST_BYTES // max(1, len(keys))
+    found, size = list[bytes](), 0
+    for key in keys:
+        # Rendered one by one, because the values of a series take ten times as much memory as their text.
+        if shown := await master.series.of_stream(caller.name, key, points, max_bytes):
+            found.append(await master.chart_threads.run(caller.name, _rendered, streams[key], shown))
+            size += len(found[-1])
+        if size > 2 * _MOST_BYTES:
+            given = "all" if attempt is None else attempt
+            legal = "one attempt of fewer or smaller series; lowest_rank=true leaves out repeated ones"
+            raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes", given, legal)])
+    return Response(b'{"series":[%b]}' % b",".join(found), media_type="application/json")
 
 
 @router.get("/checkpoints", summary="List the recorded checkpoints")
@@ -111,8 +126,11 @@ async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
             yield comment
 
 
-def _series(worker: WorkerRecord, points: list[dict[str, Any]]) -> Series:
-    return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=points)
+def _rendered(worker: WorkerRecord, points: list[dict[str, Any]]) -> bytes:
+    series = Series(
+        attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=points
+    )
+    return series.model_dump_json().encode()
 
 
 def _shown(kind: Callable[..., Any], record: Any) -> Any:
