@@ -88,7 +88,13 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     log = run("audit")[1]
     assert all(action in log for action in ("DELETE /tokens/{name}", "POST /jobs/{job}/cancel", "POST /jobs"))
     assert "max_stored_bytes 50.0 GiB" in run("tokens", "update", "ci", "--max-stored-bytes", "50GiB")[1]
-    for option, value in (("--max-slots", "4GiB"), ("--max-slots", "-1"), ("--max-stored-bytes", "much")):
+    assert "max_priority -5" in run("tokens", "update", "ci", "--max-priority", "-5")[1]
+    for option, value in (
+        ("--max-slots", "4GiB"),
+        ("--max-slots", "-1"),
+        ("--max-stored-bytes", "much"),
+        ("--max-priority", "101"),
+    ):
         code, _, said = run("tokens", "update", "ci", option, value)
         assert (code, option in said, f"'{value}' is neither" in said) == (2, True, True)
     assert "--overlap" in run("tokens", "rotate", "ci", "--overlap", "24")[2]

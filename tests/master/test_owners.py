@@ -85,6 +85,20 @@ async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
     assert (await client.call(alice, "POST", f"/jobs/{second}/retry")).status_code == 200
 
 
+async def test_a_token_gives_priorities_up_to_its_limit(client: Client) -> None:
+    alice = await make_token(client, "alice", Scope.SUBMIT, max_priority=5)
+    for query in ("", "?dry_run=true"):
+        body = {"workload": "toy", "roles": ONE_TRAINER, "priority": 6}
+        refused = await client.call(alice, "POST", f"/jobs{query}", json=body)
+        assert refused.status_code == 422, refused.text
+        (problem,) = refused.json()["errors"]
+        assert (problem["field"], problem["given"], problem["legal"]) == ("priority", "6", "-100 to 5")
+    job = accepted(await submit_as(client, alice, priority=5))["id"]
+    assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"priority": 100})).status_code == 422
+    assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"priority": -100})).status_code == 200
+    assert (await client.user("PATCH", f"/jobs/{job}", json={"priority": 100})).status_code == 200
+
+
 async def test_a_token_may_run_so_many_workers(client: Client) -> None:
     alice, bob = (
         await make_token(client, "alice", Scope.SUBMIT, max_slots=2),

@@ -2,14 +2,16 @@
 
 import asyncio
 import re
+import ssl
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.cpu_time import slowness
+from tests.security.certificates import make_ca, sign
 
-from rolecall.master.sessions import COOKIE
+from rolecall.master.sessions import cookie_name
 from rolecall.master.store import events
 from rolecall.master.web import pages
 from rolecall.spec.access import Scope
@@ -18,7 +20,19 @@ from rolecall.spec.report import TimeSpent
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, TOKEN, Client, Node, line, make_node, make_token, one_trainer, submit_as
+from .harness import (
+    ONE_TRAINER,
+    TOKEN,
+    Client,
+    Node,
+    line,
+    make_node,
+    make_settings,
+    make_token,
+    one_trainer,
+    serving,
+    submit_as,
+)
 
 PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -77,8 +91,8 @@ async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Clien
         assert (await client.http.get(path, headers=session)).status_code == 200
     assert (await client.http.get("/jobs", headers=session)).json()["jobs"] == []
     out = await client.http.post("/ui/logout", headers=session | SAME)
-    assert f'{COOKIE}=""' in out.headers["set-cookie"]
-    forged = {"Cookie": f"{COOKIE}={session['Cookie'].partition('=')[2][:-1]}x"}
+    assert f'{cookie_name("http")}=""' in out.headers["set-cookie"]
+    forged = {"Cookie": f"{cookie_name('http')}={session['Cookie'].partition('=')[2][:-1]}x"}
     assert (await client.http.get("/jobs", headers=forged)).status_code == 401
     # A wrong token is refused even if the browser has a session.
     assert (await client.http.get("/jobs", headers=session | {"Authorization": "Bearer no"})).status_code == 401
@@ -86,6 +100,40 @@ async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Clien
     assert wrong.status_code == 401
     assert "not valid" in wrong.text
     assert (await client.http.post("/ui/login", content=b"token=" + b"x" * 10_000, headers=SAME)).status_code == 401
+
+
+async def test_with_https_only_this_host_can_set_the_cookie_of_a_session(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    pair = sign(ca)
+    settings = make_settings(tmp_path / "data", tls_cert=pair.certificate, tls_key=pair.key)
+    async with serving(settings, ssl.create_default_context(cafile=ca.certificate)) as client:
+        response = await log_in(client)
+        cookie = response.headers["set-cookie"]
+        # What browsers demand of this prefix.
+        assert cookie.startswith("__Host-")
+        assert {"Path=/", "Secure"} < set(cookie.split("; "))
+        assert "Domain" not in cookie
+        name, value = cookie.partition(";")[0].split("=")
+        for path in PAGES:
+            assert (await client.http.get(path, headers={"Cookie": f"{name}={value}"})).status_code == 200
+            assert (await client.http.get(path, headers={"Cookie": f"{cookie_name('http')}={value}"})).is_redirect
+        out = await client.http.post("/ui/logout", headers=SAME | {"Cookie": f"{name}={value}"})
+        assert {"Path=/", "Secure", "Max-Age=0"} < set(out.headers["set-cookie"].split("; "))
+
+
+async def test_no_cache_keeps_what_depends_on_the_token(client: Client) -> None:
+    node, job = await one_trainer(client), (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    assert (await client.checkpoint(job, 1, 1)).status_code == 201
+    private = (*PAGES, "/ui/login", "/jobs", f"/jobs/{job}", f"/jobs/{job}/logs", f"/jobs/{job}/events", "/jobs/nope")
+    for path in private:
+        assert (await client.user("GET", path)).headers.get_list("cache-control") == ["no-store"], path
+    assert (await client.http.get("/jobs")).headers["cache-control"] == "no-store"  # 401
+    checkpoint = await client.user("GET", f"/jobs/{job}/checkpoints/1")
+    assert checkpoint.headers["etag"]
+    assert checkpoint.headers["cache-control"] == "private, no-cache"
+    assert (await client.http.get("/ui/static/style.css")).headers["cache-control"] == "public, max-age=3600"
 
 
 async def test_other_sites_change_nothing_with_a_session(client: Client) -> None:

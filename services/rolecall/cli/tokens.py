@@ -11,10 +11,17 @@ from rich.markup import escape
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, err, out, print_json, print_table, size
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
+from rolecall.spec.bounds import MAX_PRIORITY
 
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_PRIORITY: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)])
+_VALUES: dict[str, tuple[TypeAdapter[Any], str]] = {
+    "max_stored_bytes": (_SIZE, "a size such as 50GiB"),
+    "max_priority": (_PRIORITY, f"a number from {-MAX_PRIORITY} to {MAX_PRIORITY}"),
+}
+"""The limits that are not counts."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which owns the jobs that it submits.")]
@@ -29,6 +36,9 @@ Stored = Annotated[
     typer.Option(
         "--max-stored-bytes", metavar="SIZE|none", help="Maximum bytes of requests, checkpoints and artifacts: 50GiB."
     ),
+]
+Priority = Annotated[
+    str | None, typer.Option("--max-priority", metavar="N|none", help="Maximum priority of its jobs: -100 to 100.")
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")
@@ -46,13 +56,17 @@ def create(  # noqa: PLR0917 - the command line is the signature
     max_queued: Queued = None,
     max_slots: Slots = None,
     max_stored_bytes: Stored = None,
+    max_priority: Priority = None,
     expires_in: Expires = None,
     json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Create a token and print its secret, which is shown only once."""
-    given = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
+    limits = _limits_given(
+        max_queued=max_queued, max_slots=max_slots, max_stored_bytes=max_stored_bytes, max_priority=max_priority
+    )
+    given = _changes(scopes, limits, expires_in)
     with connect(url, token) as client:
         made = client.create_token({"name": name} | given)
         print_json(client.raw) if json else _print_secret(made)
@@ -77,13 +91,17 @@ def update(  # noqa: PLR0917 - the command line is the signature
     max_queued: Queued = None,
     max_slots: Slots = None,
     max_stored_bytes: Stored = None,
+    max_priority: Priority = None,
     expires_in: Expires = None,
     json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Change a token's scopes, limits or expiry. Other values stay unchanged; `none` removes a limit."""
-    changes = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
+    limits = _limits_given(
+        max_queued=max_queued, max_slots=max_slots, max_stored_bytes=max_stored_bytes, max_priority=max_priority
+    )
+    changes = _changes(scopes, limits, expires_in)
     if not changes:
         raise typer.BadParameter("specify at least one change", param_hint="--scope, --max-…, --expires-in")
     with connect(url, token) as client:
@@ -109,11 +127,12 @@ def revoke(name: Name, json: Json = False, url: Url = None, token: Token = None)
     print_json({"revoked": name}) if json else out.print(f"token {name} is revoked")
 
 
-def _changes(
-    scopes: list[Scope] | None, queued: str | None, slots: str | None, stored: str | None, expires: str | None
-) -> dict[str, Any]:
-    limits = {"max_queued": queued, "max_slots": slots, "max_stored_bytes": stored}
-    changes: dict[str, Any] = {field: _limit(field, text) for field, text in limits.items() if text is not None}
+def _limits_given(**texts: str | None) -> dict[str, int | None]:
+    return {field: _limit(field, text) for field, text in texts.items() if text is not None}
+
+
+def _changes(scopes: list[Scope] | None, limits: dict[str, int | None], expires: str | None) -> dict[str, Any]:
+    changes: dict[str, Any] = dict(limits)
     if scopes:
         changes["scopes"] = [scope.value for scope in scopes]
     if expires is not None:
@@ -125,7 +144,7 @@ def _changes(
 def _limit(field: str, text: str) -> int | None:
     if text == "none":
         return None
-    kind, what = (_SIZE, "a size such as 50GiB") if field == "max_stored_bytes" else (_COUNT, "a number")
+    kind, what = _VALUES.get(field, (_COUNT, "a number"))
     try:
         return int(kind.validate_python(text))
     except ValidationError:

@@ -46,6 +46,7 @@ from rolecall.master.api import (
     tokens,
     webhooks,
 )
+from rolecall.master.api.caching import Private
 from rolecall.master.api.error_handlers import (
     RESPONSES,
     add_problem_handlers,
@@ -156,6 +157,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(StandbyGate)
     app.add_middleware(ExitGate)
     app.add_middleware(Timed)
+    app.add_middleware(Private)
     add_problem_handlers(app)
     app.add_exception_handler(ApiError, pages.show_api_error)
     app.add_exception_handler(RequestValidationError, pages.as_page(on_validation_error))

@@ -14,9 +14,18 @@ from datetime import datetime, timedelta
 from rolecall.master.access import Access, Known, Principal
 from rolecall.spec.token import digest_of
 
-COOKIE = "rolecall_session"
+_COOKIE = "rolecall_session"
 LIFETIME = timedelta(hours=12)
 _VALUE = re.compile("([a-z0-9._-]{1,63})[.]([1-9][0-9]{0,11})[.]([0-9a-f]{64})")
+
+
+def cookie_name(scheme: str) -> str:
+    """The name of the session's cookie for pages with this URL scheme.
+
+    With HTTPS, browsers accept a cookie with the prefix only from this host, and not over plain HTTP. So no page of
+    another host of the domain can log a user in with a foreign token.
+    """
+    return f"__Host-{_COOKIE}" if scheme == "https" else _COOKIE
 
 
 @dataclass(frozen=True, slots=True)

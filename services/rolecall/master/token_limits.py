@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.blobs import Blobs
+from rolecall.master.field_errors import problem
 from rolecall.master.store import jobs, tokens
 from rolecall.master.store.database import Database
 from rolecall.spec.access import Limits
-from rolecall.spec.errors import LimitReached, StorageLimitReached
+from rolecall.spec.bounds import MAX_PRIORITY
+from rolecall.spec.errors import InvalidJob, LimitReached, StorageLimitReached
 
 HARD_FACTOR = 2
 """Uploads of running attempts are refused only at this multiple of `max_stored_bytes`.
@@ -18,6 +20,13 @@ stops new jobs, and this higher limit stops a job that would fill the disk.
 """
 STEP_BYTES = 32 << 20
 """The number of uploaded bytes after which the stored size is measured again."""
+
+
+def check_priority(owner: str, limits: Limits, priority: int) -> None:
+    """Raise `InvalidJob` for a priority that the token can't give to a job."""
+    if limits.max_priority is not None and priority > limits.max_priority:
+        message = f"token {owner} can give priorities up to {limits.max_priority} (max_priority)"
+        raise InvalidJob([problem("priority", message, priority, f"{-MAX_PRIORITY} to {limits.max_priority}")])
 
 
 async def check_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec.bounds import AwareMoment, matching
+from rolecall.spec.bounds import AwareMoment, Priority, matching
 from rolecall.spec.model import Request, Value
 
 
@@ -51,6 +51,8 @@ class Limits(Value):
     """Maximum number of workers that run at the same time."""
     max_stored_bytes: _Bytes | None = None
     """Maximum total size of the requests, checkpoints and artifacts of the token's jobs."""
+    max_priority: Priority | None = None
+    """Maximum priority that the token can give to a job."""
 
 
 class TokenRequest(Limits, Request):

@@ -19,6 +19,7 @@ MAX_PARTS = 10_000
 """The maximum number of files of one new checkpoint. The master reads all of them at once, each in 5 µs."""
 MAX_ARTIFACTS = 1000
 """The maximum number of artifacts of a job."""
+MAX_PRIORITY = 100
 RULE = "x-rule"
 """The keyword of a JSON schema with the rule of its `pattern` in words."""
 
@@ -41,6 +42,8 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, strict=True)]
+"""The priority of a job. Jobs with a higher priority start first."""
 Text = Annotated[str, AfterValidator(storable)]
 """Text that every database can store."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rolecall.spec.bounds import at_most
+from rolecall.spec.bounds import Priority, at_most
 from rolecall.spec.labels import LabelChanges, Labels
 from rolecall.spec.model import Request, Value
 from rolecall.spec.plan import WorkerPlan
@@ -17,7 +17,6 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 from rolecall.spec.webhook import MAX_URL, ShownUrl
 
-Priority = Annotated[int, Field(ge=-100, le=100, strict=True)]
 Name = Annotated[str, Field(max_length=120)]
 
 

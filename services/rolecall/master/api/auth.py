@@ -23,7 +23,7 @@ from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.program import master_of
 from rolecall.master.refusals import Refusal
-from rolecall.master.sessions import COOKIE
+from rolecall.master.sessions import cookie_name
 from rolecall.master.space import USERS_FLOOR
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
@@ -228,7 +228,7 @@ async def require_attempt(connection: HTTPConnection, job: str, attempt: int, ma
 def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
     caller = master.access.principal(given) if given else None
     if given is None and "authorization" not in connection.headers:
-        caller = master.sessions.principal(connection.cookies.get(COOKIE, ""))
+        caller = master.sessions.principal(connection.cookies.get(cookie_name(connection.url.scheme), ""))
     if caller is None:
         raise _unauthorized(connection, master, _ANYBODY, given, headers)
     connection.state.principal = caller

@@ -17,7 +17,7 @@ from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.api.unauthenticated import UnauthenticatedTurns, received
 from rolecall.master.program import master_of
-from rolecall.master.sessions import COOKIE
+from rolecall.master.sessions import cookie_name
 from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
@@ -108,7 +108,8 @@ class FollowerLimit:
 def admission_of(scope: Scope) -> Admission:
     """The check of a call's token."""
     request = HTTPConnection(scope)
-    authorization, session = request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")
+    authorization = request.headers.get("authorization", "")
+    session = request.cookies.get(cookie_name(request.url.scheme), "")
     return admission(master_of(scope["app"]), scope["path"], authorization, session)
 
 

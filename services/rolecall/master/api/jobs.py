@@ -17,7 +17,7 @@ from rolecall.master.job_changes import changes
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary
-from rolecall.master.token_limits import check_submission
+from rolecall.master.token_limits import check_priority, check_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
@@ -92,6 +92,8 @@ async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Ca
     """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
     if problems := check_name(request.name or ""):
         raise InvalidJob(problems)
+    if request.priority is not None:
+        check_priority(caller.name, caller.limits, request.priority)
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         before = await labels.of_jobs(connection, [job])

@@ -21,7 +21,7 @@ from rolecall.master.presence import Presence
 from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
-from rolecall.master.token_limits import check_submission
+from rolecall.master.token_limits import check_priority, check_submission
 from rolecall.master.webhooks import url_problem
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import InvalidJob
@@ -58,6 +58,7 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     names the limit.
     """
     fields = await master.request_checks.run(request)
+    check_priority(caller.name, caller.limits, request.priority)
     _check_webhook(request.notify, master.settings.webhook_hosts)
     if master.catalogue.is_per_node(request.workload):
         named = master.catalogue.target_nodes(request.workload, fields["params"])

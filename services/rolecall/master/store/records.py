@@ -268,6 +268,7 @@ class TokenRecord:
     max_queued: int | None
     max_slots: int | None
     max_stored_bytes: int | None
+    max_priority: int | None
     created_at: datetime
     created_by: str
     expires_at: datetime | None

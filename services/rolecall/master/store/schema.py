@@ -214,6 +214,7 @@ tokens = Table(
     Column("max_queued", Integer),
     Column("max_slots", Integer),
     Column("max_stored_bytes", BigInteger),
+    Column("max_priority", Integer),
     Column("created_at", Moment, nullable=False),
     Column("created_by", String(80), nullable=False),
     Column("expires_at", Moment),

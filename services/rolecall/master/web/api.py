@@ -28,7 +28,7 @@ class Api:
         client = (request.client.host, request.client.port) if request.client else ("unknown", 0)
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client),
-            base_url="http://rolecall",
+            base_url=f"{request.url.scheme}://rolecall",
             headers={name: request.headers[name] for name in _FORWARDED if name in request.headers},
         )
 

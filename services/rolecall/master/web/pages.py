@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from rolecall.master.api.auth import USERS, Caller, needs
+from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.gate import admission_of, is_of_page
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
@@ -80,12 +80,15 @@ async def job_part(job: str, request: Request, caller: Caller) -> Response:
 
 @router.get("/ui/compare")
 async def compare(
-    request: Request, caller: Caller, job: Annotated[list[str] | None, Query(max_length=_MAX_COMPARED)] = None
+    request: Request,
+    caller: Caller,
+    master: Running,
+    job: Annotated[list[str] | None, Query(max_length=_MAX_COMPARED)] = None,
 ) -> Response:
     """The curves of several jobs in one chart, and the parameters in which they differ."""
     api = Api(request)
     jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
-    rows = differences(jobs)
+    rows = await master.chart_threads.run(caller.name, differences, jobs)
     recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,

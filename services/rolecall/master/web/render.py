@@ -29,4 +29,4 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     now = program_of(request.app).clock.now()
     shared = {"version": __version__, "path": request.url.path, "now": now, "ago": partial(texts.ago, now=now)}
     body = _TEMPLATES.get_template(template).render(**values, **shared)
-    return HTMLResponse(body, status, headers={"Cache-Control": "no-store"})
+    return HTMLResponse(body, status)

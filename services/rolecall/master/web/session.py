@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
 from rolecall.master.api.auth import USERS, Running, is_same_origin, needs, refusal
-from rolecall.master.sessions import COOKIE, LIFETIME
+from rolecall.master.sessions import LIFETIME, cookie_name
 from rolecall.master.web.render import render
 
 router = APIRouter(include_in_schema=False)
@@ -38,7 +38,7 @@ async def log_in(request: Request, master: Running) -> Response:
         return render(request, "login.html", next=target, error=error, status=403)
     response = RedirectResponse(target, 303)
     response.set_cookie(
-        COOKIE,
+        cookie_name(request.url.scheme),
         session,
         max_age=int(LIFETIME.total_seconds()),
         httponly=True,
@@ -49,9 +49,10 @@ async def log_in(request: Request, master: Running) -> Response:
 
 
 @router.post("/ui/logout", dependencies=[Depends(needs(*USERS))])
-async def log_out() -> Response:
+async def log_out(request: Request) -> Response:
     response = RedirectResponse("/ui/login", 303)
-    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    secure = request.url.scheme == "https"
+    response.delete_cookie(cookie_name(request.url.scheme), httponly=True, secure=secure, samesite="lax")
     return response
 
 
