@@ -22,9 +22,10 @@ from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce.algorithms import Episode, Learner
+from rolecall.workloads.reinforce.algorithms import Episode
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
+from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import CollectRollout, Inference, ObserverPool, RolloutResult, Weights
