@@ -14,7 +14,7 @@ from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
-from rolecall.kit.loop import JobLoop
+from rolecall.kit.job_loop import JobLoop
 from rolecall.kit.native import library
 from rolecall.kit.worker import WorkerContext, measurements
 from rolecall.spec.errors import PeerLost, Stopped
