@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -15,12 +15,13 @@ from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.reporter import Reporter
-from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params
 from rolecall.testing.gang import FolderRecords
 
+AnyParams = TypeVar("AnyParams", bound=Params)
 NAME = "parameter-server-0"
 """The name of this process in RPC. Torch keeps the first name of a process for good, so all tests have the same."""
 
@@ -37,26 +38,44 @@ def own_rpc(folder: Path, *, graceful: bool = True) -> Iterator[str]:
 
 
 @contextmanager
-def own_context(
-    folder: Path, params: Params, role: Role, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WorkerContext[Any]]:
-    """The context of the only worker of a gang, which RPC calls find in this process."""
-    plan = WorkerPlan(rank=0, role=role, role_rank=0, node="here", threads=1)
+def worker_context(
+    folder: Path,
+    params: AnyParams,
+    role: Role,
+    *,
+    role_rank: int = 0,
+    resume_from: CheckpointManifest | None = None,
+) -> Iterator[WorkerContext[AnyParams]]:
+    """The context of the only worker of a gang, for a loop that is called directly."""
+    plan = WorkerPlan(rank=0, role=role, role_rank=role_rank, node="here", threads=1)
     gang = GangPlan(workers=(plan,))
     launch = WorkerLaunch(job="job", attempt=1, workload="w", params={}, worker=plan, gang=gang, master_addr="")
     workdir = Workdir.of(folder, "job", 1, 0)
-    workdir.scratch.mkdir(parents=True)
+    workdir.scratch.mkdir(parents=True, exist_ok=True)
     blobs, records = SharedBlobs((folder / "blobs").as_uri(), "job", 1), FolderRecords(folder)
     with closing(Reporter(workdir.progress)) as report:
-        made = WorkerContext(
+        yield WorkerContext(
             launch=launch,
             params=params,
             device=torch.device("cpu"),
             workdir=workdir,
             cache=folder,
             report=report,
-            checkpoints=Checkpoints(blobs, records, 1, None, workdir.scratch),
+            checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
             artifacts=Artifacts(blobs, records, 1),
         )
+
+
+@contextmanager
+def own_context(
+    folder: Path, params: Params, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WorkerContext[Any]]:
+    """The context of the only worker of a gang, which RPC calls find in this process."""
+    with worker_context(folder, params, role) as made:
         monkeypatch.setattr(runtime_context, "_current", made)
         yield made
+
+
+def manifest(folder: Path, step: int) -> CheckpointManifest:
+    """The checkpoint that a worker with a context of this folder recorded at `step`."""
+    return CheckpointManifest.model_validate_json((folder / f"checkpoint-{step:06d}.json").read_text())

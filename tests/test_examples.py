@@ -30,7 +30,7 @@ def test_examples_import_the_public_api_alone() -> None:
 
 def test_imports_of_internal_modules_are_found(tmp_path: Path) -> None:
     source = "import rolecall_word2vec\nimport rolecall.spec.role\nfrom rolecall import testing\n"
-    source += "from rolecall.kit.loop import JobLoop\nfrom rolecall.testing import run_gang\n"
+    source += "from rolecall.kit.job_loop import JobLoop\nfrom rolecall.testing import run_gang\n"
     workload, test = tmp_path / "trainer.py", tmp_path / "test_it.py"
     for path in (workload, test):
         path.write_text(source)

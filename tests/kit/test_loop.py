@@ -1,9 +1,9 @@
-"""The loops of a driver without a process group; what is trained here is one number."""
+"""The training loop of a driver without a process group; what is trained here is one number."""
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,16 @@ from typing import Any
 import pytest
 import torch
 from tests.clock import ManualClock
+from tests.own_process import manifest, worker_context
 
-from rolecall.kit import Stopped
-from rolecall.kit.loop import EvalSplit, JobLoop, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.params import EarlyStopping, TrainingParams
-from rolecall.runtime.artifacts import Artifacts
-from rolecall.runtime.blobs import SharedBlobs
-from rolecall.runtime.checkpoint import Checkpoints, MissingPart
+from rolecall.runtime.checkpoint import MissingPart
 from rolecall.runtime.context import WorkerContext
-from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import InputError
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
-from rolecall.testing.gang import FolderRecords
 
 
 @dataclass
@@ -105,41 +101,12 @@ def _adder(
     losses: list[float] | None = None,
     clock: ManualClock | None = None,
     role_rank: int = 0,
-    **options: Any,
-) -> Adder:
-    return Adder(_context(folder, stack, role_rank=role_rank, **options), losses or [1.0], Trained(), clock)
-
-
-def _context(
-    folder: Path,
-    stack: ExitStack,
-    *,
-    role_rank: int = 0,
     resume_from: CheckpointManifest | None = None,
     **params: Any,
-) -> WorkerContext[TrainingParams]:
-    plan = WorkerPlan(rank=0, role=Role.TRAINER, role_rank=role_rank, node="here", threads=1)
-    launch = WorkerLaunch(
-        job="job", attempt=1, workload="adder", params={}, worker=plan, gang=GangPlan(workers=(plan,)), master_addr=""
-    )
-    workdir = Workdir.of(folder, "job", 1, 0)
-    workdir.scratch.mkdir(parents=True, exist_ok=True)
-    blobs, records = SharedBlobs((folder / "blobs").as_uri(), "job", 1), FolderRecords(folder)
+) -> Adder:
     given = TrainingParams(**{"epochs": 3, "checkpoint_every_s": None} | params)
-    return WorkerContext(
-        launch=launch,
-        params=given,
-        device=torch.device("cpu"),
-        workdir=workdir,
-        cache=folder,
-        report=stack.enter_context(closing(Reporter(workdir.progress))),
-        checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
-        artifacts=Artifacts(blobs, records, 1),
-    )
-
-
-def manifest(folder: Path, step: int) -> CheckpointManifest:
-    return CheckpointManifest.model_validate_json((folder / f"checkpoint-{step:06d}.json").read_text())
+    context = worker_context(folder, given, Role.TRAINER, role_rank=role_rank, resume_from=resume_from)
+    return Adder(stack.enter_context(context), losses or [1.0], Trained(), clock)
 
 
 def test_every_batch_of_every_epoch_is_trained_on_once(adder: Make) -> None:
@@ -251,108 +218,3 @@ def test_patience_is_not_lost_with_an_attempt(adder: Make, tmp_path: Path) -> No
     resumed.run()
     assert resumed.position.epoch == 4
     assert resumed.trained.exported == 8
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """The position of a job without epochs."""
-
-    steps: int = 0
-
-
-class Counter(JobLoop[Count, TrainingParams]):
-    """Counts to 6, with a checkpoint every 2 steps; stops after 5 if asked to."""
-
-    def __init__(
-        self,
-        context: WorkerContext[TrainingParams],
-        *,
-        stops: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(context, Count(), clock=clock)
-        self.loaded: list[int] = []
-        self.stops = stops
-
-    @property
-    def step(self) -> int:
-        return self.position.steps
-
-    def run(self) -> dict[str, float] | None:
-        self.resume()
-        while self.step < 6:
-            self.position = Count(self.step + 1)
-            if self.at_checkpoint_step(2):
-                self.save()
-            if self.stops and self.step == 5:
-                return None
-        return {"steps": float(self.step)}
-
-    def save_parts(self, step: int) -> list[CheckpointPart]:
-        return [self.context.checkpoints.save_part(step, "counter", {"steps": torch.tensor(step)})]
-
-    def load(self, manifest: CheckpointManifest) -> None:
-        self.loaded.append(int(self.context.checkpoints.load_part(manifest, "counter")["steps"]))
-
-
-def test_a_job_loop_keeps_its_own_position_and_reports_its_result(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        Counter(_context(tmp_path, stack)).play()
-        resumed = Counter(_context(tmp_path, stack, resume_from=manifest(tmp_path, 4)))
-        resumed.play()
-    assert resumed.loaded == [4]
-    assert resumed.position == Count(6)
-    lines = Workdir.of(tmp_path, "job", 1, 0).progress.read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [line["metrics"] for line in events if line["kind"] == "result"] == [{"steps": 6.0}] * 2
-    assert [line["message"] for line in events if line["kind"] == "event"] == ["resumed from the checkpoint at step 4"]
-
-
-def test_a_position_of_another_release_is_resumed_with_the_fields_that_this_one_has(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        Counter(_context(tmp_path, stack)).play()
-        other = manifest(tmp_path, 4).model_copy(update={"position": {"steps": 4, "running_return": 9.5}})
-        resumed = Counter(_context(tmp_path, stack, resume_from=other))
-        resumed.play()
-    assert resumed.position == Count(6)
-
-
-def test_the_time_of_steps_is_split_by_activity_and_counts_earlier_attempts(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        Counter(_context(tmp_path, stack)).play()
-        earlier = {"steps": 4, "spent": {"steps": 60.0, "data": 30.0, "wait": 20.0}}
-        before = manifest(tmp_path, 4).model_copy(update={"position": earlier})
-        context = _context(tmp_path, stack, resume_from=before)
-        resumed = Counter(context)
-        with context.timeline.span("read", "data"):
-            time.sleep(0.01)
-        resumed.play()
-        spent = resumed.spent()
-    split = spent.steps_by_activity
-    assert sum(split.values()) == pytest.approx(spent.steps, abs=0.01)
-    assert split["data"] >= 30.009
-    assert (split["wait"], split["communication"]) == (20, 0)
-    assert split["compute"] >= 10 - 0.01
-
-
-def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:
-    with ExitStack() as stack, pytest.raises(Stopped, match="stopped between two steps"):
-        Counter(_context(tmp_path, stack), stops=True).play()
-    position = manifest(tmp_path, 4).position
-    assert position.pop("spent")["checkpoint"] > 0
-    assert position == {"steps": 4}
-
-
-def test_a_checkpoint_is_overdue_by_the_clock_of_the_last_save(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        clock = ManualClock()
-        loop = Counter(_context(tmp_path, stack), clock=clock)
-        clock.sleep(59.0)
-        assert not loop.checkpoint_overdue(60.0)
-        clock.sleep(1.0)
-        assert loop.checkpoint_overdue(60.0)
-        assert not loop.checkpoint_overdue(None)
-        loop.save()
-        clock.sleep(59.0)
-        assert not loop.checkpoint_overdue(60.0)
-        assert not loop.at_checkpoint_step(None)

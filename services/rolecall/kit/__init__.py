@@ -1,12 +1,12 @@
 """The public API for authors of workloads, built-in or in other packages. Independent of every workload.
 
 This file has the names that declare a workload, and never imports torch. `worker`: context and RPC helpers for a role's
-`run`. `loop`: training loops. `checkpoint`: state of optimizers and random numbers. `params`: shared parameters.
-`optimizers`, `precision`, `flat`: torch objects for parameters. `metrics`: metrics of classifiers, and `declarations`
-of what loops and scores report. Input: `files`, `images`, `tables`, `text`, `environments`, `data_order`, `same_input`,
-and `cache` for derived data on a node. `builders`: custom code of a job. `parameter_server`: sharded weights.
-`pipelining`, `schedules`, `stages`, `split_backward`, `grid`, `meter`: pipelines. `structure`: custom models. `export`:
-archives for users.
+`run`. `job_loop`, `loop`: training loops. `checkpoint`: state of optimizers and random numbers. `params`: shared
+parameters. `optimizers`, `precision`, `flat`: torch objects for parameters. `metrics`: metrics of classifiers, and
+`declarations` of what loops and scores report. Input: `files`, `images`, `tables`, `text`, `environments`,
+`data_order`, `same_input`, and `cache` for derived data on a node. `builders`: custom code of a job.
+`parameter_server`: sharded weights. `pipelining`, `schedules`, `stages`, `split_backward`, `grid`, `meter`: pipelines.
+`structure`: custom models. `export`: archives for users.
 
 Public names of this package change only with a minor release, and the changelog describes each change.
 """

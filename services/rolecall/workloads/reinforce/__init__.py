@@ -6,8 +6,8 @@ the agent and report each reward to it. Environments are Gymnasium's, algorithms
 `params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: its
 initial weights, and all seeds. `observer`: runs environments. `remote`: the agent's calls of the observers, and actions
 for observers that request them. `tutorial`: the tutorial's protocol. `algorithms`: updates of the policy, with the
-gradients of `backward`. `training`: the agent's loop. `export`: the exported archive and a movie. This file, `params`
-and `check` import neither torch nor Gymnasium.
+gradients of `backward`. `learner`: the policy and its optimizer. `training`: the agent's loop. `export`: the exported
+archive and a movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
 from rolecall.kit.declarations import LOSS, RESULT

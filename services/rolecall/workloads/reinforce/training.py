@@ -14,7 +14,7 @@ from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
-from rolecall.kit.loop import JobLoop
+from rolecall.kit.job_loop import JobLoop
 from rolecall.kit.native import library
 from rolecall.kit.worker import WorkerContext, measurements
 from rolecall.spec.errors import PeerLost, Stopped
@@ -22,9 +22,10 @@ from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce.algorithms import Episode, Learner
+from rolecall.workloads.reinforce.algorithms import Episode
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
+from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import CollectRollout, Inference, ObserverPool, RolloutResult, Weights
