@@ -9,6 +9,11 @@ _PARSE_S = 0.014
 `import torch` took 2.1 to 3.3 times as long as usual needed 0.030 to 0.056 s."""
 
 
+def is_within(spent_s: float, limit_s: float) -> bool:
+    """Whether the CPU time is within a limit, which is longer on a machine that is slower at the moment."""
+    return spent_s < limit_s or spent_s < limit_s * slowness()  # Measured only if it matters, because it takes 0.1 s.
+
+
 def slowness() -> float:
     """How many times as long as usual a program computes at the moment, at least 1.
 

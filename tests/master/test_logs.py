@@ -10,7 +10,7 @@ import psutil
 import pytest
 from httpx_sse import ServerSentEvent, aconnect_sse
 from sqlalchemy import event
-from tests.cpu_time import slowness
+from tests.cpu_time import is_within, slowness
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, Node, bearer, make_node, on_master, one_trainer
 
 from rolecall.master.api import keep_alive, logs
@@ -257,13 +257,13 @@ async def test_a_large_log_costs_little(tmp_path: Path) -> None:
         cpu_s = after.user + after.system - cpu.user - cpu.system
         print(f"{received / 1e6:.0f} MB in {wall_s:.2f} s with {cpu_s:.2f} s of CPU")
         assert received > size
-        assert cpu_s < 1.0 * slowness()
+        assert is_within(cpu_s, 1.0)
         assert received / wall_s > 50e6 / slowness()
         # What the page asks for.
         began = time.process_time()
         tail = await client.user("GET", f"/jobs/{job}/logs", params={"tail": 1000})
         assert len(tail.text.splitlines()) == 1000
-        assert time.process_time() - began < 0.1 * slowness()
+        assert is_within(time.process_time() - began, 0.1)
 
 
 RECORDS = b"2026-01-01 10:00:00.000+00:00 INFO old Needle\n2999-01-01 10:00:00.000+00:00 INFO new\nprinted needle\n"
@@ -366,15 +366,15 @@ async def test_a_large_log_is_searched_quickly(tmp_path: Path) -> None:
         found = await client.user("GET", f"/jobs/{job}/logs", params={"text": "Needle"})
         assert found.text == "[trainer-0] needle\n"
         print(f"{size / 1e6:.0f} MB searched in {time.process_time() - began:.2f} s of CPU")
-        assert time.process_time() - began < 1.5 * slowness()
+        assert is_within(time.process_time() - began, 1.5)
         began = time.process_time()
         await followed(client, job, until="[trainer-0] needle", query="&text=needle&tail=1000")
         print(f"with follow and tail in {time.process_time() - began:.2f} s of CPU")
-        assert time.process_time() - began < 3 * slowness()
+        assert is_within(time.process_time() - began, 3)
         began = time.process_time()
         found = await client.user("GET", f"/jobs/{job}/logs", params={"text": "step", "tail": 1000})
         assert len(found.text.splitlines()) == 1000
-        assert time.process_time() - began < 0.5 * slowness(), "only the end is read"
+        assert is_within(time.process_time() - began, 0.5), "only the end is read"
 
 
 async def test_the_last_lines_of_each_worker(client: Client) -> None:

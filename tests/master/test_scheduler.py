@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cpu_time import slowness
+from tests.cpu_time import is_within
 
 from rolecall.master import placement, scheduler
 from rolecall.master.placement import Cluster, Outcome, Waiting
@@ -294,7 +294,7 @@ def test_a_thousand_gangs_that_need_a_search_each_delay_nobody_elses_job() -> No
     assert isinstance(outcomes["mine"], GangPlan)
     assert "never-0" in outcomes
     assert len(outcomes) < 100
-    assert took_s < slowness(), f"{took_s:.2f} s of CPU"
+    assert is_within(took_s, 1.0), f"{took_s:.2f} s of CPU"
 
 
 def test_the_owners_share_the_budget_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.cpu_time import slowness
+from tests.cpu_time import is_within
 
 from rolecall.kit.data_access import DataAccess
 from rolecall.kit.files import find
@@ -369,7 +369,7 @@ def test_thousands_of_paths_are_judged_in_a_moment(root: Path) -> None:
     found = problems("rnn-lm", {"text": {"train": ["/etc/passwd" + "/x" * 40] * 10_000}})
     assert len(found) == 20
     load().check_request(JobRequest(workload="rnn-lm", params={"text": {"train": [f"{root}/x/../x"] * 10_000}}))
-    assert time.process_time() - started < 2 * slowness()
+    assert is_within(time.process_time() - started, 2)
     too_many = problems("rnn-lm", {"text": {"train": ["a"] * 50_001}})
     assert "50000" in "".join(too_many.values()), too_many
 
