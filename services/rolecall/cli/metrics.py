@@ -19,7 +19,7 @@ from rolecall.spec.visible import one_line
 
 _CURVE = 24
 _FORMULA = re.compile(r'(^|[\t;])(?=[ "]*[=+\-@\t\uff0b\uff0d\uff1d\uff20])')
-"""Where a spreadsheet would begin a cell with a formula; it also knows wide signs, and separators that are no comma."""
+"""The beginning of a cell that is a formula. Some spreadsheets also know wide signs, and separators but the comma."""
 Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
 Points = Annotated[
     int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")

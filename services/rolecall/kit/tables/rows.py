@@ -39,13 +39,13 @@ _STRUCTURE_FAULTS = {
     ),
     "Empty CSV file": "it is empty; write its rows, or omit it",
 }
-"""What is wrong with a file whose rows Arrow can't find, by a part of Arrow's error."""
+"""The faults of files whose rows Arrow can't find, by a part of Arrow's error."""
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _OTHER_FORMATS = {
     b"PAR1": "it is a Parquet file: set data.format to parquet",
     b"\x1f\x8b": "it is compressed with gzip: add .gz to its name",
 }
-"""What to do with a file that is not text, by its first bytes."""
+"""The advice for files that are not text, by their first bytes."""
 _YES, _NO = ["1", "1.0", "true", "True", "TRUE"], ["0", "0.0", "false", "False", "FALSE"]
 
 
