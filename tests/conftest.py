@@ -250,6 +250,16 @@ def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def without_loops(tmp_path: Path) -> Iterator[None]:
+    """As if the package was built without a C compiler."""
+    from rolecall.kit.native import library  # Most tests don't need torch.
+
+    library.load(tmp_path / "none")
+    yield
+    library.load(library.LIBRARY)
+
+
 @pytest.fixture(scope="module", params=["torch", "native"])
 def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Whether torch or the loops in C compute."""

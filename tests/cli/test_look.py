@@ -18,6 +18,7 @@ from rolecall.cli.watch import drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
+from rolecall.spec.api import COORDINATES
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
 
@@ -134,6 +135,27 @@ async def _metrics(master: Client, job: str) -> None:
     assert (await run_at(master, "metrics", job, "--json", "--metric", "loss")).code == 2
     wrong = await run_at(master, "metrics", job, "--metric", "auc")
     assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
+
+
+async def test_a_spreadsheet_runs_no_name_of_a_metric(master: Client) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    ordinary = ["accuracy", "f1@k", "l2-norm", "p=0.5", "top 5", "ü"]
+    formulas = ["=1+1", "+1", "-loss", "@SUM(A1)", "\t=1", "a;=1", "a\t-1", ' "=1', "\uff1d1", "a;;@b;c"]
+    values = {name: -0.5 for name in [*ordinary, *formulas]}
+    await node.progress(worker, line("step", step=1, steps=3, metrics=values))
+    await master.until(job, "running", also=lambda one: one["progress"]["metrics"])
+    (row,) = csv.DictReader(io.StringIO((await run_at(master, "metrics", job, "--csv")).out))
+    named = {name: value for name, value in row.items() if name not in COORDINATES}
+    assert set(named) == {
+        *ordinary,
+        *("'=1+1", "'+1", "'-loss", "'@SUM(A1)", "'\t'=1", "a;'=1", "a\t'-1", "' \"=1", "'\uff1d1", "a;;'@b;c"),
+    }
+    assert set(named.values()) == {"-0.5"}, "numbers stay numbers"
+    only = (await run_at(master, "metrics", job, "--csv", "--metric", "-loss")).out.splitlines()
+    assert only[0].endswith(",'-loss")
 
 
 async def _compare(master: Client, first: str, second: str) -> None:

@@ -109,3 +109,6 @@ async def test_an_unknown_workload_is_an_error_with_the_nearest_name(
     job = (await master.submit())["id"]
     monkeypatch.delitem(cast(dict[str, Any], CATALOGUE.workloads), "toy")
     assert job in (await run_at(master, "jobs", "--workload", "toy")).out, "its package is no longer installed"
+    assert (await run_at(master, "jobs", "--workload", "sad")).code == 0, "it is installed but broken, and has no jobs"
+    refused = await run_at(master, "jobs", "--workload", "sda")
+    assert (refused.code, "there is no workload 'sda'; did you mean 'sad'?" in refused.err) == (5, True)

@@ -1,6 +1,7 @@
 """`rolecall metrics`: the values that the workers of a job reported."""
 
 import csv
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from rolecall.spec.api import COORDINATES
 from rolecall.spec.visible import one_line
 
 _CURVE = 24
+_FORMULA = re.compile(r'(^|[\t;])(?=[ "]*[=+\-@\t\uff0b\uff0d\uff1d\uff20])')
+"""The beginning of a cell that is a formula. Some spreadsheets also know wide signs, and separators but the comma."""
 Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
 Points = Annotated[
     int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")
@@ -85,7 +88,8 @@ def _row(name: str, worker: str, points: Sequence[tuple[float, float]]) -> tuple
 def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     fields = [*COORDINATES, *names]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([one_line(name) for name in fields])
+    # The job's code chooses the names. As OWASP recommends, a quote makes a spreadsheet show them as text.
+    writer.writerow([_FORMULA.sub(r"\1'", one_line(name)) for name in fields])
     for row in rows:
         if any(name in row for name in names):
             writer.writerow([row.get(name, "") for name in fields])

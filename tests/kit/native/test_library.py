@@ -1,7 +1,5 @@
 """Which tensors the loops in C can read."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -23,17 +21,17 @@ def test_which_tensors_have_loops(tensor: torch.Tensor, expected: bool) -> None:
     assert not library.is_native(torch.ones(2), torch.ones(2, dtype=torch.float64))
 
 
-def test_without_a_library_nothing_has_loops(tmp_path: Path) -> None:
-    library.load(tmp_path / "missing.so")
+@pytest.mark.usefixtures("without_loops")
+def test_without_a_library_nothing_has_loops() -> None:
     assert not library.is_native(torch.ones(2))
 
 
-def test_a_missing_library_is_logged_where_its_loops_would_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    library.warn_if_missing(torch.device("cpu"), "updates the rows")
-    library.load(tmp_path / "missing.so")
-    library.warn_if_missing(torch.device("cuda"), "updates the rows")
+@pytest.mark.usefixtures("without_loops")
+def test_a_missing_library_is_logged_once_where_its_loops_would_run(caplog: pytest.LogCaptureFixture) -> None:
+    library.is_native(torch.ones(2, dtype=torch.bfloat16))
+    library.is_native(torch.ones(2, device="meta"))
     assert not caplog.records
-    library.warn_if_missing(torch.device("cpu"), "updates the rows")
-    assert "without a C compiler: torch updates the rows, which takes longer" in caplog.text
+    for _ in range(2):
+        library.is_native(torch.ones(2))
+    (message,) = caplog.messages
+    assert message == "the package was built without a C compiler: torch updates rows and policies, which takes longer"

@@ -46,3 +46,9 @@ def test_normal_values_are_torchs(size: tuple[int, int], seed: int) -> None:
     found = fill_standard_normal(torch.empty(size, dtype=torch.float64), seed)
     expected = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.usefixtures("without_loops")
+def test_missing_loops_are_not_logged_for_initial_values(caplog: pytest.LogCaptureFixture) -> None:
+    fill_standard_normal(torch.empty(32, dtype=torch.float64), 0)
+    assert not caplog.records

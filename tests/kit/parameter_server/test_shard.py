@@ -83,6 +83,15 @@ def test_gathered_gradients_are_scaled_and_applied_once() -> None:
     torch.testing.assert_close(rows(shards), before - LR * 0.25 * gradient(IDS[0]))
 
 
+@pytest.mark.usefixtures("gang", "context", "without_loops")
+def test_missing_loops_are_logged_by_shards_that_update_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """With `protocol: tutorial`, they do not: torch's own optimizers do."""
+    shards = shards_of(1)
+    assert not caplog.records
+    train(shards, IDS[0], lambda context_id: torch.futures.wait_all(shards.apply(context_id, 0, 0, 1.0)))
+    assert "the package was built without a C compiler" in caplog.text
+
+
 @pytest.mark.usefixtures("gang")
 def test_a_checkpoint_restores_the_rows(context: WorkerContextOfTest) -> None:
     shards = shards_of(1)

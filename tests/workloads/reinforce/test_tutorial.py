@@ -17,6 +17,7 @@ from rolecall.workloads.reinforce.build import new_policy
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import RunEpisode
+from rolecall.workloads.reinforce.training import Training
 from rolecall.workloads.reinforce.tutorial import Agent, Observer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
@@ -131,6 +132,23 @@ def test_the_gradient_is_that_of_the_units_that_selected_the_action(params: Para
     moved = [old - new.detach() for old, new in zip(before, first.parameters(), strict=True)]
     torch.testing.assert_close(moved, list(expected), rtol=0, atol=1e-10)
     assert not policy.eval().network.get_submodule("actor.1").training
+
+
+@pytest.mark.usefixtures("without_loops")
+def test_missing_loops_are_not_logged(
+    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No update would use them."""
+    with own_context(tmp_path, params, Role.TRAINER, monkeypatch) as context:
+        training = Training(context)
+    agent = training._agent
+    assert agent is not None
+    agent.begin(0)
+    for reward in (1.0, 2.0):
+        agent.select_action(0, torch.rand(1))
+        agent.report_reward(0, reward)
+    training._learner.finish_episodes({0: agent.episode(0)}, 1.0)
+    assert not caplog.records
 
 
 def test_continuous_actions_are_learnt_from(params: Params) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,22 @@ def is_available() -> bool:
 
 
 def is_native(*tensors: Tensor) -> bool:
-    """True if there are loops for these tensors: contiguous, on the CPU, of one precision of 32 or 64 bits."""
+    """True if there are loops for these tensors: contiguous, on the CPU, of one precision of 32 or 64 bits.
+
+    Logs once if there are none only because the package was built without a C compiler.
+    """
     kind = tensors[0].dtype
     suits = (one.dtype == kind and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
-    return is_available() and kind in _TYPES and all(suits)
+    if kind not in _TYPES or not all(suits):
+        return False
+    if not is_available():
+        _log_missing()
+    return is_available()
 
 
 def are_integers(*tensors: Tensor) -> bool:
     """True if the loops can read these row numbers or choices."""
     return all(one.dtype == torch.int64 and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
-
-
-def warn_if_missing(device: torch.device, work: str) -> None:
-    """Log that torch does the `work`, such as "updates the rows", if it is on the CPU and there are no loops."""
-    if not is_available() and device.type == "cpu":
-        text = "the package was built without a C compiler: torch %s, which takes longer"
-        _LOG.warning(text, work, extra=about("native_missing"))
 
 
 def loop(name: str, tensor: Tensor | None = None) -> Any:
@@ -71,6 +72,13 @@ def load(path: Path) -> None:
     """Use the library at `path` if it exists, else none."""
     global _library  # noqa: PLW0603 - a process has one
     _library = ctypes.CDLL(os.fspath(path)) if path.exists() else None
+    _log_missing.cache_clear()
+
+
+@cache
+def _log_missing() -> None:
+    text = "the package was built without a C compiler: torch updates rows and policies, which takes longer"
+    _LOG.warning(text, extra=about("native_missing"))
 
 
 _library: ctypes.CDLL | None = None

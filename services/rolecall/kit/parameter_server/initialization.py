@@ -66,7 +66,9 @@ class Normal:
 def fill_standard_normal(values: Tensor, seed: int) -> Tensor:
     """Fill contiguous float64 `values`, of any shape, as `normal_` does after `manual_seed(seed)`, but several times
     faster. The values equal torch's except for rounding."""
-    if values.numel() >= row_loops.GROUP and values.dtype == torch.float64 and library.is_native(values):
+    # `is_native` would log a missing library, but that matters for updates, not for values that are drawn once.
+    has_loop = library.is_available() and values.dtype == torch.float64 and library.is_native(values)
+    if has_loop and values.numel() >= row_loops.GROUP:
         row_loops.standard_normal(values, seed)
         return values
     generator = torch.Generator().manual_seed(seed)

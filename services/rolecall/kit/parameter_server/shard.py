@@ -13,7 +13,6 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
-from rolecall.kit.native import library
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
@@ -91,7 +90,6 @@ class Shard:
         self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
-        library.warn_if_missing(self._device, "updates the rows")
         contributors = trainers if synchronous else 1
         self._applying = StepBarrier(contributors, self._apply)
         self._gathering = StepBarrier(contributors, self._gather)

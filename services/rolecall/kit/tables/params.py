@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapV
 
 from rolecall.kit.params import Count, Fraction, Name, Names, Paths, Text, Value, to_list
 from rolecall.spec import workload
+from rolecall.spec.bounds import matching
 
 _MAX_COLUMNS = 16_384
 MAX_CLASSES = 50_000
@@ -121,7 +122,12 @@ class Numeric(workload.Params):
 class Csv(workload.Params):
     """The dialect of CSV and TSV files."""
 
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    delimiter: (
+        Annotated[
+            str, matching(r"^[\x01-\t\x0b\x0c\x0e-!#-\x7f]$", "one ASCII character, no line break or double quote")
+        ]
+        | None
+    ) = None
     """Separator of the columns; by default a comma, in `.tsv` files a tab."""
     column_names: Names | None = None
     """Names of the columns, for files without a header line; by default the first line of each file contains them."""

@@ -72,10 +72,11 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     )
     async with master.database.read() as connection:
         found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
-        # Jobs of a workload that is no longer installed can still be listed.
-        is_installed = workload is None or workload in master.catalogue.workloads
-        if workload and not (found or is_installed or await listing.has_workload(connection, workload, seen_owner)):
-            raise InvalidRequest([unknown("workload", "workload", workload, master.catalogue.workloads)])
+        # Jobs of a workload that is broken or no longer installed can still be listed.
+        known = master.catalogue.workloads.keys() | master.catalogue.broken.keys()
+        is_known = found or workload in known
+        if workload and not (is_known or await listing.has_workload(connection, workload, seen_owner)):
+            raise InvalidRequest([unknown("workload", "workload", workload, known)])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
     return JobPage(jobs=shown, next_cursor=str(ListPlace.of(found[-1])) if more else None)

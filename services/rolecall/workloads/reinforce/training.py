@@ -15,7 +15,6 @@ from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
 from rolecall.kit.job_loop import JobLoop
-from rolecall.kit.native import library
 from rolecall.kit.worker import WorkerContext, measurements
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.metric import POLICY_LAG
@@ -61,7 +60,6 @@ class Training(JobLoop[UpdatePosition, Params]):
         super().__init__(context, UpdatePosition())
         params = context.params
         spaces = creation.describe(params.environment)
-        library.warn_if_missing(context.device, "updates the policy")
         self._learner = Learner(params, spaces, context.device)
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll
