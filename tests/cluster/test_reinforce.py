@@ -19,6 +19,7 @@ from PIL.GifImagePlugin import GifImageFile
 from safetensors.torch import load as load_tensors
 from tests.cluster.jobs import past_step, spans, workers
 from tests.conftest import Cluster, running_cluster
+from tests.cpu_time import is_within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -101,17 +102,18 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "limit_s"),
     [
-        {"algorithm": "reinforce", "seed": 0},
-        {"algorithm": "ppo", "seed": 1},
-        {"environment": "Acrobot-v1", "target_return": -100},
-        {"environment": "Pendulum-v1", "target_return": -200, "algorithm": {"name": "ppo", "gamma": 0.9}},
+        ({"algorithm": "reinforce", "seed": 0}, 60),
+        ({"algorithm": "ppo", "seed": 1}, 60),
+        ({"environment": "Acrobot-v1", "target_return": -100}, 90),
+        ({"environment": "Pendulum-v1", "target_return": -200, "algorithm": {"name": "ppo", "gamma": 0.9}}, 90),
     ],
     ids=["reinforce, seed 0", "ppo, seed 1", "Acrobot", "Pendulum"],
 )
-def test_tasks_are_solved(watched: Cluster, params: dict[str, Any]) -> None:
+def test_tasks_are_solved_in_time(watched: Cluster, params: dict[str, Any], limit_s: float) -> None:
     document = watched.wait_for(watched.submit(job(**params)), "succeeded", 240)
+    assert is_within(document["result"]["wall_s"], limit_s)
     assert document["result"]["evaluation_return"] >= document["params"]["target_return"]
     assert f"reached target_return {document['params']['target_return']:g}" in events(watched, document["id"])
 

@@ -97,6 +97,10 @@ async def test_a_token_gives_priorities_up_to_its_limit(client: Client) -> None:
     assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"priority": 100})).status_code == 422
     assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"priority": -100})).status_code == 200
     assert (await client.user("PATCH", f"/jobs/{job}", json={"priority": 100})).status_code == 200
+    # Null resets it to 0.
+    await client.user("PATCH", "/tokens/alice", json={"max_priority": -5})
+    assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"priority": None})).status_code == 422
+    assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"name": "other"})).status_code == 200
 
 
 async def test_a_token_may_run_so_many_workers(client: Client) -> None:

@@ -34,8 +34,8 @@ def as_one_vector(module: nn.Module) -> nn.Parameter:
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     """The fastest way to `optimizer.step()`."""
     (parameter, *others) = optimizer.param_groups[0]["params"]
-    # The first step creates the state.
-    if others or not isinstance(optimizer, Adam) or not optimizer.state:
+    # The first step creates the state, unless it is from a checkpoint. The first backward pass creates the gradient.
+    if others or not isinstance(optimizer, Adam) or not optimizer.state or parameter.grad is None:
         return optimizer.step
     if native := adam_step(optimizer):
         return native

@@ -33,21 +33,13 @@ from rolecall.spec.timeline import WINDOW_BYTES, Window
 from rolecall.spec.wire import ArtifactNotice
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
-from rolecall.worker.fork_server import built_in_modules
 from rolecall.workloads import catalogue
 
 # Pyarrow's allocator would have a thread in the fork server, which must have only one.
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
 # A program has one fork server. Without these modules, each of its processes would import them in two seconds.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    [
-        "rolecall.testing.gang",
-        "torch._dynamo",
-        "torchmetrics.classification",
-        *(module for role in Role for module in built_in_modules(role)),
-    ]
-)
+processes.set_forkserver_preload(["rolecall.testing.preload"])
 
 
 @dataclass(frozen=True)

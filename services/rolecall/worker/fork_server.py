@@ -233,6 +233,15 @@ def built_in_modules(role: Role) -> list[str]:
     return [workload.module_of(role) for workload in own if role in workload.roles]
 
 
+def import_built_in(role: Role) -> None:
+    """Import the modules of the built-in workloads for a role, and log those that can't be imported."""
+    for name in built_in_modules(role):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a broken package must only stop the jobs that need it
+            _LOG.warning("%s can't be imported: %s", name, error, extra=about("module_broken"))
+
+
 def _preload(modules: Sequence[str], role: Role | None, play: str) -> Play:
     # Imports create hundreds of thousands of objects that live on. To collect among them takes a quarter of the time.
     gc.disable()
@@ -240,11 +249,8 @@ def _preload(modules: Sequence[str], role: Role | None, play: str) -> Play:
         # A worker that needs a package which is not installed reports that itself.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
-    for name in built_in_modules(role) if role else ():
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a broken package must only stop the jobs that need it
-            _LOG.warning("%s can't be imported: %s", name, error, extra=about("module_broken"))
+    if role:
+        import_built_in(role)
     module, _, function = play.partition(":")
     found: Play = getattr(importlib.import_module(module), function)
     if len(names := threads()) > 1:

@@ -108,9 +108,10 @@ NETWORKS: list[dict[str, Any]] = [
 def test_gradients_in_closed_form_are_those_of_autograd(
     chosen: spec.Reinforce | spec.Ppo, action: dict[str, Any], network: dict[str, Any]
 ) -> None:
-    """The same batch again and again: ratios and values leave the clip ranges."""
+    """The same batch many times: ratios and values leave the clip ranges. There is a restart in between."""
     torch.manual_seed(1)
-    policies = [Policy({**DESCRIPTION, "action": action, "policy": network, "normalize": True}) for _ in range(2)]
+    description = {**DESCRIPTION, "action": action, "policy": network, "normalize": True}
+    policies = [Policy(description) for _ in range(2)]
     policies[1].load_state_dict(policies[0].state_dict())
     ours, reference = policies
     optimizers = [torch.optim.Adam(policy.parameters(), lr=0.05) for policy in policies]
@@ -118,7 +119,14 @@ def test_gradients_in_closed_form_are_those_of_autograd(
     batch = Transitions(batch.observations, batch.actions, batch.log_probs, batch.values, torch.randn(50).double())
     algorithm = Reinforce(chosen) if isinstance(chosen, spec.Reinforce) else Ppo(chosen)
     gradients, autograd = backpropagation(ours, 0.5), Autograd(chosen)
-    for _ in range(20):
+    for number in range(20):
+        if number == 10:
+            weights, state = ours.state_dict(), optimizers[0].state_dict()
+            ours = Policy(description)
+            ours.load_state_dict(weights)
+            optimizers[0] = torch.optim.Adam(ours.parameters(), lr=0.05)
+            optimizers[0].load_state_dict(state)
+            gradients = backpropagation(ours, 0.5)
         losses = update_policy(algorithm, ours, gradients, optimizers[0], batch)
         assert losses["loss"] == pytest.approx(autograd.update(reference, optimizers[1], batch), abs=1e-10)
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)

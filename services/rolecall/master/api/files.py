@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
@@ -65,14 +65,17 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     lowest_rank: Annotated[
         bool, Query(description="Only workers that reported a value which no lower rank of their attempt reported.")
     ] = False,
-) -> Response:
+) -> StreamingResponse:
     """Return the values that each worker reported, by step."""
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
         numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
         members = [worker for number in numbers for worker in await workers.of_attempt(connection, job, number)]
     streams = {StreamKey(job, worker.attempt, worker.rank, "progress"): worker for worker in members}
-    keys = await master.series.lowest_ranks(caller.name, streams) if lowest_rank else list(streams)
+    if lowest_rank:
+        keys = await master.series.lowest_ranks(caller.name, streams)
+    else:
+        keys = await master.chart_threads.run(caller.name, lambda: list(filter(master.streams.size, streams)))
     points = min(points, max(_LEAST_POINTS, _MOST_POINTS // max(1, len(keys))))
     max_bytes = _MOST_BYTES // max(1, len(keys))
     found, size = list[bytes](), 0
@@ -85,7 +88,7 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
             given = "all" if attempt is None else attempt
             legal = "one attempt of fewer or smaller series; lowest_rank=true leaves out repeated ones"
             raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes", given, legal)])
-    return Response(b'{"series":[%b]}' % b",".join(found), media_type="application/json")
+    return StreamingResponse(_listed(found), media_type="application/json")
 
 
 @router.get("/checkpoints", summary="List the recorded checkpoints")
@@ -124,6 +127,13 @@ async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
             return
         async for comment in keep_alive(ticket):
             yield comment
+
+
+async def _listed(series: list[bytes]) -> AsyncIterator[bytes]:
+    yield b'{"series":['
+    for number, one in enumerate(series):
+        yield b"," + one if number else one
+    yield b"]}"
 
 
 def _rendered(worker: WorkerRecord, points: list[dict[str, Any]]) -> bytes:

@@ -93,12 +93,12 @@ async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Ca
     """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
     if problems := check_name(request.name or ""):
         raise InvalidJob(problems)
-    if request.priority is not None:
-        check_priority(caller.name, caller.limits, request.priority)
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         before = await labels.of_jobs(connection, [job])
         change = changes(record, before.get(job, {}), request)
+        if "priority" in change.values:
+            check_priority(caller.name, caller.limits, change.values["priority"])
         await jobs.change(connection, job, **change.values)
         await labels.remove(connection, job, change.removed_labels)
         await labels.put(connection, job, change.set_labels)

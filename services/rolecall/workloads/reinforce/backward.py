@@ -112,8 +112,9 @@ class _Autograd(Backpropagation):
         return outputs.detach(), values.detach()
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        # The gradients stay where they are, because the step of a single parameter has their address, see `step_of`.
-        self._network.zero_grad(set_to_none=False)
+        # The gradient of a single parameter stays where it is, because its step has its address, see `step_of`. Of
+        # several parameters, those that are unused in a minibatch have none, so that their optimizer skips them.
+        self._network.zero_grad(set_to_none=len(self.parameters) > 1)
         torch.autograd.backward(self._results, [outputs, values])
 
     def _clip(self, max_norm: float) -> None:

@@ -77,6 +77,8 @@ class Training(JobLoop[UpdatePosition, Params]):
         self._best_weights: Weights = {}
         self._reset = True
         self._saved_update = 0
+        self._unlogged: tuple[int, str, float] | None = None
+        """Number and returns of the newest update, if they are not in the log."""
         self._requested: dict[int, int] = {}
         """The update for which each observer collects rollouts."""
 
@@ -133,6 +135,7 @@ class Training(JobLoop[UpdatePosition, Params]):
                 if self._target_reached():
                     text = f"reached target_return {self._target:g} at update {self.position.update}"
                     self.context.report.event(text)
+                self._log_update()
                 return
             with self.context.timeline.step(self.position.update + 1):
                 self._train_update(self.position.update + 1)
@@ -221,11 +224,10 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _report(self, steps: int, losses: dict[str, float], episodes: dict[str, float]) -> None:
         position, every = self.position, self.params.log_every_updates
-        is_last = self._finished()
-        if self._take_log_turn(is_last=is_last) if every is None else position.update % every == 0 or is_last:
-            last = f"{episodes['observer_return_min']:.2f}" if episodes else "none"
-            text = "update %d: lowest return of an observer %s, running return %.2f"
-            _LOG.info(text, position.update, last, position.running_return, extra=about("returns"))
+        lowest = f"{episodes['observer_return_min']:.2f}" if episodes else "none"
+        self._unlogged = (position.update, lowest, position.running_return)
+        if self._take_log_turn(is_last=False) if every is None else position.update % every == 0:
+            self._log_update()
         self.context.report(
             position.update,
             loss=losses["loss"],
@@ -240,6 +242,13 @@ class Training(JobLoop[UpdatePosition, Params]):
                 **episodes,
             },
         )
+
+    def _log_update(self) -> None:
+        """Log the newest update, unless it is in the log."""
+        if self._unlogged is not None:
+            text = "update %d: lowest return of an observer %s, running return %.2f"
+            _LOG.info(text, *self._unlogged, extra=about("returns"))
+            self._unlogged = None
 
     def _expected_updates(self) -> int:
         """The estimated total updates, from the mean steps per update so far."""

@@ -93,9 +93,11 @@ function startLog(box) {
   // Tries again, unless the error is final: the job is deleted, has no such worker, or the user is logged out. Only
   // another call tells the error.
   async function recover(failed) {
-    const answer = await fetch(`${box.querySelector("a").href}&tail=0`).catch(() => null);
+    const attempt = new AbortController();
+    const answer = await fetch(failed.url, { signal: attempt.signal }).catch(() => null);
     const isFinal = answer && answer.status >= 400 && answer.status < 500 && answer.status !== 429;
     const problem = isFinal ? await problemOf(answer) : null;
+    attempt.abort(); // Of a log that can be followed, only the status matters here.
     if (failed !== source) return; // The filter has changed meanwhile.
     if (!isFinal) {
       retry = setTimeout(connect, RETRY_MS);
