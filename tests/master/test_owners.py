@@ -5,13 +5,14 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from pydantic import SecretStr
 from tests.running import accepted
 
 from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, Node, files, make_node, make_token, one_trainer, submit_as
+from .harness import ONE_TRAINER, Client, Node, files, make_node, make_token, on_master, one_trainer, submit_as
 from .test_api import check_problem
 
 
@@ -83,6 +84,16 @@ async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
     assert retried.status_code == 429
     assert (await client.user("PATCH", "/tokens/alice", json={"max_queued": None})).json()["max_queued"] is None
     assert (await client.call(alice, "POST", f"/jobs/{second}/retry")).status_code == 200
+
+
+async def test_a_dry_run_checks_the_limits_without_writing(tmp_path: Path, database_url: str) -> None:
+    async with on_master(tmp_path, database_url=SecretStr(database_url)) as client:
+        alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=1, max_stored_bytes=1 << 20)
+        body = {"workload": "toy", "roles": ONE_TRAINER}
+        for expected in (200, 429):
+            answer = await client.call(alice, "POST", "/jobs?dry_run=true", json=body)
+            assert answer.status_code == expected, answer.text
+            await submit_as(client, alice)
 
 
 async def test_a_token_gives_priorities_up_to_its_limit(client: Client) -> None:

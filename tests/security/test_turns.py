@@ -95,15 +95,56 @@ async def test_a_token_has_few_calls_in_progress_and_others_have_their_own() -> 
     assert [answer[0]["status"] for answer in answers] == [200] * 21
 
 
-async def test_nodes_admins_and_pages_do_not_wait() -> None:
+async def test_nodes_and_admins_do_not_wait() -> None:
     app = App()
     for _ in range(2 * AT_ONCE):
         app.call("admin")
         app.call("node", "/internal/nodes/n")
-        app.call("greedy", "/ui/jobs/1")  # The API's calls for the page wait; otherwise, pages would block themselves.
-    assert len(await app.settled()) == 6 * AT_ONCE
+    assert len(await app.settled()) == 4 * AT_ONCE
     app.end.set()
     await asyncio.gather(*app.tasks)
+
+
+async def test_pages_and_the_calls_that_they_make_do_not_wait_for_each_other() -> None:
+    app = App()
+    for _ in range(2 * AT_ONCE):
+        app.call("greedy", "/ui/jobs/1")
+        app.call("greedy", "/jobs/1")
+    assert len(await app.settled()) == 2 * AT_ONCE
+    app.end.set()
+    await asyncio.gather(*app.tasks)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_token_has_few_responses_that_it_does_not_read(streams: bool) -> None:
+    """Each occupies memory, unless it is a stream, of which the master holds one part."""
+    reads, sent = asyncio.Event(), bytearray()
+    begun = 0
+
+    async def respond(_scope: Scope, _receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a" * 200_000, "more_body": streams})
+        if streams:
+            await send({"type": "http.response.body", "body": b"b", "more_body": False})
+
+    async def buffer(message: Message) -> None:
+        """As uvicorn does: the next part waits until the client has read most of those before."""
+        if sent and not message.get("status"):
+            await reads.wait()
+        sent.extend(message.get("body", b""))
+
+    app = App()
+    app.calls = CallTurns(respond)
+    scope: Scope = {"type": "http", "method": "GET", "path": "/jobs", "headers": [], "token": "greedy"}
+    calls = [asyncio.create_task(app.calls(scope, asyncio.Future, buffer)) for _ in range(3 * AT_ONCE)]
+    await app.settled()
+    assert begun == (3 if streams else 1) * AT_ONCE
+    assert len(sent) < (200_000 * 2)
+    reads.set()
+    await asyncio.gather(*calls)
+    assert len(sent) == 3 * AT_ONCE * (200_000 + streams)
 
 
 async def test_the_workers_of_an_owners_jobs_share_turns() -> None:

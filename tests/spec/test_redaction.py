@@ -89,6 +89,26 @@ def test_it_takes_linear_time(repeated: str) -> None:
             assert is_within(time.process_time() - begin, 1.0), "a quadratic one takes minutes"
 
 
+@pytest.mark.parametrize("url", ["://" + "::a:b@" * 16, "://" + "::" * 16, "://a=b", "://a", "://@"])
+@pytest.mark.parametrize("size", [4096, 1 << 20])
+def test_many_urls_take_little_time(url: str, size: int) -> None:
+    urls = [url] * (size // len(url))
+    limit_s = 0.003 + 0.5 * size / (1 << 20)
+    for value in (" ".join(urls), urls):
+        begin = time.process_time()
+        redact(value)
+        assert is_within(time.process_time() - begin, limit_s)
+
+
+def test_of_many_urls_with_credentials_more_is_hidden() -> None:
+    url = f"https://a:{SECRET}@host/x"
+    shown = redact_text(f"{url} " * 1000)
+    assert SECRET not in shown
+    assert shown.startswith("https://***@host/x ")
+    assert shown.endswith("https://*** ")
+    assert redact(["https://host/x"] * 1000 + [url]) == ["https://host/x"] * 1000 + ["https://***@host/x"]
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.text(max_size=40),

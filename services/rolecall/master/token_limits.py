@@ -29,11 +29,17 @@ def check_priority(owner: str, limits: Limits, priority: int) -> None:
         raise InvalidJob([problem("priority", message, priority, f"{-MAX_PRIORITY} to {limits.max_priority}")])
 
 
-async def check_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:
-    """Raise `LimitReached` if the token can't queue another job. The result holds until the transaction ends."""
-    if limits is None or (limits.max_queued is None and limits.max_stored_bytes is None):
-        return
-    await tokens.lock(connection, owner)
+async def reserve_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:
+    """Raise `LimitReached` if the token can't queue another job. The result holds until the transaction, which must be
+    able to write, ends.
+    """
+    if limits is not None and not (limits.max_queued is None and limits.max_stored_bytes is None):
+        await tokens.lock(connection, owner)
+        await check_submission(connection, owner, limits)
+
+
+async def check_submission(connection: AsyncConnection, owner: str, limits: Limits) -> None:
+    """Raise `LimitReached` if the token can't queue another job at the moment."""
     if limits.max_queued is not None:
         waiting = await jobs.count_waiting(connection, owner)
         if waiting >= limits.max_queued:

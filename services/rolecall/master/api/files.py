@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
@@ -21,21 +21,22 @@ from rolecall.spec.errors import InvalidRequest, NotFound
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _MOST_POINTS, _LEAST_POINTS = 1_000_000, 100
 """Of all series in an answer, and of each one."""
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
 """Of the lines that an answer shows. A few lines of each series stay, so the answer itself may have twice as many."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
 @router.get("/events", summary="List or follow the events", response_model=EventList, responses={200: _EVENTS})
-async def list_events(
+async def list_events(  # noqa: PLR0917 - the framework passes by name
     job: JobId,
     master: Running,
+    caller: Caller,
     after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only events with ids above this.")] = 0,
     follow: Annotated[bool, Query(description="Stream server-sent events until the job ends.")] = False,
     last_event_id: Annotated[
         str | None, Header(pattern="^[0-9]{1,9}$", description="Continue after the event with this id.")
     ] = None,
-) -> EventList | StreamingResponse:
+) -> Response:
     """Return the events with ids above `after`, oldest first.
 
     With `follow`, the response is a stream. It sends each event with its id as soon as it happens, and ends with the
@@ -47,7 +48,13 @@ async def list_events(
     if follow:
         stream = _follow(master, job, int(last_event_id or after))
         return StreamingResponse(stream, media_type="text/event-stream")
-    return EventList(events=[_shown(Event, event) for event in found])
+
+    def render() -> bytes:
+        return EventList(events=[_shown(Event, event) for event in found]).model_dump_json().encode()
+
+    # In a thread, because the redaction of a thousand long messages can take seconds.
+    body = await master.chart_threads.run(caller.name, render)
+    return Response(body, media_type="application/json")
 
 
 @router.get("/metrics", summary="Show the step series", response_model=SeriesList)
@@ -65,7 +72,7 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
     lowest_rank: Annotated[
         bool, Query(description="Only workers that reported a value which no lower rank of their attempt reported.")
     ] = False,
-) -> StreamingResponse:
+) -> Response:
     """Return the values that each worker reported, by step."""
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
@@ -88,7 +95,8 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
             given = "all" if attempt is None else attempt
             legal = "one attempt of fewer or smaller series; lowest_rank=true leaves out repeated ones"
             raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes", given, legal)])
-    return StreamingResponse(_listed(found), media_type="application/json")
+    listed = [part for one in found for part in (b",", one)][1:]
+    return Response(b"".join([b'{"series":[', *listed, b"]}"]), media_type="application/json")
 
 
 @router.get("/checkpoints", summary="List the recorded checkpoints")
@@ -127,13 +135,6 @@ async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
             return
         async for comment in keep_alive(ticket):
             yield comment
-
-
-async def _listed(series: list[bytes]) -> AsyncIterator[bytes]:
-    yield b'{"series":['
-    for number, one in enumerate(series):
-        yield b"," + one if number else one
-    yield b"]}"
 
 
 def _rendered(worker: WorkerRecord, points: list[dict[str, Any]]) -> bytes:

@@ -17,7 +17,7 @@ from rolecall.master.job_changes import changes
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary
-from rolecall.master.token_limits import check_priority, check_submission
+from rolecall.master.token_limits import check_priority, reserve_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
@@ -143,7 +143,7 @@ async def retry_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
-        await check_submission(connection, record.owner, master.access.limits.get(record.owner))
+        await reserve_submission(connection, record.owner, master.access.limits.get(record.owner))
         await jobs.renew(connection, record, master.clock.now(), f"retried by {caller.name}")
     return await _changed(master, job)
 

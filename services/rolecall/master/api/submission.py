@@ -21,7 +21,7 @@ from rolecall.master.presence import Presence
 from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
-from rolecall.master.token_limits import check_priority, check_submission
+from rolecall.master.token_limits import check_priority, check_submission, reserve_submission
 from rolecall.master.webhooks import url_problem
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import InvalidJob
@@ -168,7 +168,7 @@ async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
     if earlier is not None:
         return await jobs.get(connection, earlier)
     await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
-    await check_submission(connection, owner.name, owner.limits)
+    await reserve_submission(connection, owner.name, owner.limits)
     now = master.clock.now()
     job = await jobs.add(connection, spec, now, owner.name)
     if key is not None:

@@ -13,13 +13,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall.master.api.gate import admission_of, is_of_page, is_open
-from rolecall.master.api.waiting import Waiters, refuse, until_response
+from rolecall.master.api.waiting import Waiters, refuse, until_sent
 from rolecall.master.program import master_of
 from rolecall.spec.access import Scope as Scopes
 
 AT_ONCE = 4
 """The number of calls that a token, or the workers of an owner's jobs, have in progress. A call is in progress until
-its response starts."""
+its response is sent, or begins to stream."""
 DOWNLOADS = 8
 """The same for downloads by the workers of an owner's jobs. A response starts within milliseconds."""
 UPLOADS = 16
@@ -57,8 +57,8 @@ class _Lane(NamedTuple):
 class CallTurns:
     """Delays the calls of a token that has enough of them in progress, and answers 429 to those that wait too long.
 
-    The workers of all jobs of an owner share turns. Calls of nodes and admins don't wait, and neither do pages: they
-    call the API, where they wait.
+    The workers of all jobs of an owner share turns. Calls of nodes and admins don't wait. Pages have turns of their
+    own, because they call the API. A response that is not read keeps its turn, so that the master holds few of a token.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -90,12 +90,12 @@ class CallTurns:
             turn.callback(end)
             if lane.kind == "upload":
                 turn.callback(loop.call_later(_LONG_S, turn.close).cancel)
-            await until_response(self._app, scope, receive, send, turn.close)
+            await until_sent(self._app, scope, receive, send, turn.close)
 
 
 def _lane(scope: Scope) -> _Lane | None:
     """The lane of a call of a user or a worker; None for other calls."""
-    if scope["type"] != "http" or is_open(scope["path"]) or is_of_page(scope["path"]):
+    if scope["type"] != "http" or is_open(scope["path"]):
         return None
     found = admission_of(scope)
     if found.job:
@@ -111,7 +111,8 @@ def _lane(scope: Scope) -> _Lane | None:
         token = found.caller.name
     if _is_large(Headers(scope=scope)):
         return _Lane(token, "large", 1)
-    return _Lane(token, "inspection" if scope["path"].endswith(_INSPECTIONS) else "other")
+    kind = "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
+    return _Lane(token, "page" if is_of_page(scope["path"]) else kind)
 
 
 def _owner(scope: Scope, job: str) -> str:

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import problem_response
 
+_PART_BYTES = 1 << 16
+
 
 class Waiters:
     """The calls that wait for a turn, counted by client: an address, or what shares turns."""
@@ -45,6 +47,27 @@ async def refuse(detail: str, scope: Scope, receive: Receive, send: Send) -> Non
     """Answer 429 to a call that gets no turn, and close its connection."""
     headers = {"Retry-After": "10", "Connection": "close"}
     await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
+
+
+async def until_sent(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:
+    """Call `app`, and `end` when its response begins to stream.
+
+    Other responses are sent in parts, each of which waits until the client has read the one before. So the call lasts
+    until the client has read its response, which occupies memory until then.
+    """
+
+    async def send_in_parts(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        if is_stream := message.get("more_body", False):
+            end()
+        body = message.get("body", b"")
+        for start in range(0, len(body) or 1, _PART_BYTES):
+            more = is_stream or start + _PART_BYTES < len(body)
+            await send({**message, "body": body[start : start + _PART_BYTES], "more_body": more})
+
+    await app(scope, receive, send_in_parts)
 
 
 async def until_response(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:

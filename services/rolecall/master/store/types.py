@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import DateTime, Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
+from rolecall.spec.redaction import STORED
+
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
@@ -67,7 +69,7 @@ class Document(_Readable):
         return None if value is None else self._adapter.dump_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else self._adapter.validate_json(value)
+        return None if value is None else self._adapter.validate_json(value, context=STORED)
 
 
 def _first(error: ValidationError) -> str:
