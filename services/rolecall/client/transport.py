@@ -130,8 +130,8 @@ class Transport:
         if answer.status_code == 401:
             source = f" from {self._origin}" if self._origin else ""
             raise Unauthorized(
-                f"{self.url} does not accept the token{source}; set ROLECALL_TOKEN or pass --token, with a token of "
-                "this cluster (an operator creates one with `rolecall tokens create`)"
+                f"{self.url} does not accept the token{source}; pass a token of this cluster, or set ROLECALL_TOKEN to "
+                "one (an operator creates it with `rolecall tokens create`)"
             )
         text = _explain(answer)
         if answer.status_code == 403 and self._origin:
