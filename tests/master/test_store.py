@@ -314,6 +314,38 @@ async def test_labels_count_for_the_size_of_a_page(database: Database) -> None:
     assert sum(len(name) + len(value) for name, value in many.items()) * len(page) < 4 << 20
 
 
+async def test_large_values_of_ended_jobs_are_not_read_for_metrics(database: Database) -> None:
+    large = "x" * 100_000
+    progress = Progress(step=3, metrics={"auc": 0.5})
+    async with database.write() as connection:
+        for name, its_progress, result in (
+            ("toy-1", progress, {"auc": 0.75}),
+            ("toy-2", progress, {"auc": 0.75, "findings": [large]}),
+            ("toy-3", Progress(step=3, metrics={large: 0.5}), {"auc": 0.75}),
+        ):
+            job = await jobs.add(connection, spec(name), NOW)
+            await jobs.move(connection, job, JobState.CANCELLED, NOW, "", progress=its_progress, result=result)
+    async with database.read() as connection:
+        found = await jobs.recently_ended(connection, NOW, limit=9, among=9)
+    assert {job.id: (job.progress, job.result) for job in found} == {
+        "toy-1": (progress, {"auc": 0.75}),
+        "toy-2": (progress, None),
+        "toy-3": (Progress(), {"auc": 0.75}),
+    }
+
+
+async def test_large_progress_is_not_read_with_live_jobs(database: Database) -> None:
+    async with database.write() as connection:
+        for name, metric in (("toy-1", "auc"), ("toy-2", "x" * 100_000)):
+            await jobs.add(connection, spec(name), NOW)
+            await jobs.set_progress(connection, name, Progress(metrics={metric: 0.5}))
+        await connection.execute(text("UPDATE jobs SET progress = progress || '}'"))
+    async with database.read() as connection:
+        found = await jobs.live(connection)
+        assert await jobs.progress_of(connection, ["toy-1", "toy-2"]) == {"toy-2": Progress()}
+    assert (list(found.unreadable), list(found.live)) == (["toy-1"], ["toy-2"])
+
+
 async def test_the_signing_key_is_made_once(database: Database) -> None:
     keys = await asyncio.gather(*(signing.load_key(database) for _ in range(4)))
     assert len(set(keys)) == 1
