@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, case, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, case, exists, func, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events, labels, notifications
@@ -20,7 +20,7 @@ from rolecall.master.store.records import (
     read,
     readable,
 )
-from rolecall.master.store.schema import artifacts, checkpoints, jobs
+from rolecall.master.store.schema import artifacts, checkpoints, jobs, workers
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
@@ -147,10 +147,14 @@ async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[
     return {row.id: {} if isinstance(row.params, Unreadable) else row.params for row in await connection.execute(query)}
 
 
-async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
-    """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, visible())
-    return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
+async def succeeded(
+    connection: AsyncConnection, workload: str, node: str, owners: Collection[str], limit: int
+) -> list[str]:
+    """The ids of up to `limit` jobs of `owners` that succeeded with a worker on `node`, newest first."""
+    on_node = exists().where(workers.c.job == jobs.c.id, workers.c.attempt == jobs.c.attempt, workers.c.node == node)
+    chosen = (jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, jobs.c.owner.in_(owners))
+    query = select(jobs.c.id).where(*chosen, visible(), on_node).order_by(jobs.c.sequence.desc())
+    return list(await connection.scalars(query.limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
