@@ -6,6 +6,7 @@ from pathlib import Path
 from monitoring import exported
 from monitoring.boards import BUILT_IN
 from monitoring.exported import Exported
+from rolecall.master.store.jobs import MAX_READ_CHARS
 from rolecall.spec.metric import WORKER_METRICS, Metric, WorkerMetric
 from rolecall.workloads import catalogue
 
@@ -20,10 +21,12 @@ _MASTER = """
 
 The master exports these metrics about itself, the queue and the nodes.
 """
-_JOBS = """
+_JOBS = f"""
 ## Jobs
 
-The master exports these metrics of jobs that hold slots, and some until one hour after the job's end.
+The master exports these metrics of jobs that hold slots, and some until one hour after the job's end. They
+omit the values of a stored progress or result that has more than {MAX_READ_CHARS:,} characters as JSON, and the goodput
+of a job whose progress is omitted. `GET /jobs/{{id}}` has all values.
 """
 _NODES = """
 ## Nodes

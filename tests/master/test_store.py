@@ -24,6 +24,7 @@ from rolecall.master.store import (
     events,
     idempotency,
     jobs,
+    labels,
     listing,
     nodes,
     signing,
@@ -36,7 +37,7 @@ from rolecall.master.store.schema import jobs as jobs_table
 from rolecall.master.store.schema import metadata
 from rolecall.spec.access import Limits, Scope, TokenRequest
 from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
-from rolecall.spec.job import JobSpec
+from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -254,8 +255,8 @@ async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
         notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
         await artifacts.put(connection, "toy-3", 1, notice, NOW)
     async with database.read() as connection:
-        page, more = await listing.page(connection, Selection(owner="alice"), 9, None)
-        assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
+        page, following = await listing.page(connection, Selection(owner="alice"), 9, None)
+        assert ([job.id for job in page], following) == (["toy-3", "toy-1"], None)
         assert await jobs.count_waiting(connection, "alice") == 2
         request = len(spec("toy-1").model_dump_json())
         assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5 + 2 * request
@@ -280,6 +281,69 @@ async def test_jobs_are_found_by_their_labels_in_the_same_case(database: Databas
             (Selection(created_before=NOW), []),
         ):
             assert [job.id for job in (await listing.page(connection, selection, 9, None))[0]] == found
+
+
+@pytest.mark.parametrize("order", ["newest", "queue"])
+async def test_a_page_of_large_jobs_is_shorter_and_one_that_is_too_large_is_alone(
+    database: Database, order: listing.Order
+) -> None:
+    async with database.write() as connection:
+        for name, millions in (("toy-1", 1.5), ("toy-2", 1.5), ("toy-3", 5.0), ("toy-4", 1.5), ("toy-5", 1.5)):
+            await jobs.add(connection, spec(name), NOW)
+            await jobs.set_progress(connection, name, Progress(metrics={"x" * int(millions * 1e6): 1.0}))
+    pages = [["toy-1", "toy-2"], ["toy-3"], ["toy-4", "toy-5"]]
+    expected = pages if order == "queue" else [page[::-1] for page in reversed(pages)]
+    seen: list[list[str]] = []
+    following: listing.ListPlace | None = None
+    async with database.read() as connection:
+        while not seen or following:
+            page, following = await listing.page(connection, Selection(), 9, following, order)
+            seen.append([job.id for job in page])
+    assert seen == expected
+
+
+async def test_labels_count_for_the_size_of_a_page(database: Database) -> None:
+    many = {f"{'x' * 300}{number}": "y" * 63 for number in range(400)}
+    async with database.write() as connection:
+        for number in range(60):
+            await jobs.add(connection, spec(f"toy-{number}"), NOW)
+            await labels.put(connection, f"toy-{number}", many)
+    async with database.read() as connection:
+        page, following = await listing.page(connection, Selection(), 60, None)
+    assert following == listing.ListPlace.of(page[-1])
+    assert sum(len(name) + len(value) for name, value in many.items()) * len(page) < 4 << 20
+
+
+async def test_large_values_of_ended_jobs_are_not_read_for_metrics(database: Database) -> None:
+    large = "x" * 100_000
+    progress = Progress(step=3, metrics={"auc": 0.5})
+    async with database.write() as connection:
+        for name, its_progress, result in (
+            ("toy-1", progress, {"auc": 0.75}),
+            ("toy-2", progress, {"auc": 0.75, "findings": [large]}),
+            ("toy-3", Progress(step=3, metrics={large: 0.5}), {"auc": 0.75}),
+        ):
+            job = await jobs.add(connection, spec(name), NOW)
+            await jobs.move(connection, job, JobState.CANCELLED, NOW, "", progress=its_progress, result=result)
+    async with database.read() as connection:
+        found = await jobs.recently_ended(connection, NOW, limit=9, among=9)
+    assert {job.id: (job.progress, job.result) for job in found} == {
+        "toy-1": (progress, {"auc": 0.75}),
+        "toy-2": (progress, None),
+        "toy-3": (Progress(), {"auc": 0.75}),
+    }
+
+
+async def test_large_progress_is_not_read_with_live_jobs(database: Database) -> None:
+    async with database.write() as connection:
+        for name, metric in (("toy-1", "auc"), ("toy-2", "x" * 100_000)):
+            await jobs.add(connection, spec(name), NOW)
+            await jobs.set_progress(connection, name, Progress(metrics={metric: 0.5}))
+        await connection.execute(text("UPDATE jobs SET progress = progress || '}'"))
+    async with database.read() as connection:
+        found = await jobs.live(connection)
+        assert await jobs.progress_of(connection, ["toy-1", "toy-2"]) == {"toy-2": Progress()}
+    assert (list(found.unreadable), list(found.live)) == (["toy-1"], ["toy-2"])
 
 
 async def test_the_signing_key_is_made_once(database: Database) -> None:

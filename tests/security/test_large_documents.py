@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select, update
 from tests.master.harness import failure, make_settings, on_master, serving
 
@@ -14,6 +15,7 @@ from rolecall.master.store import attempts, jobs, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.schema import jobs as job_table
 from rolecall.master.store.schema import workers as worker_table
+from rolecall.spec.job import Progress
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
@@ -64,6 +66,23 @@ async def test_a_page_has_nothing_of_large_jobs_and_the_command_line_asks_for_th
         for limit, many in ((50, 6), (5, 5)):
             listed = await asyncio.to_thread(listed_by_command, str(client.http.base_url), limit)
             assert listed == made[::-1][:many]
+
+
+async def test_a_page_ends_before_newer_progress_makes_it_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_master(tmp_path) as client:
+        made = [(await client.submit())["id"] for _ in range(5)]
+        newest = Progress(metrics={"x" * 1_500_000: 1.0})
+        monkeypatch.setattr(client.master.progress, "of_job", lambda *_: newest)
+        seen: list[list[str]] = []
+        cursor: dict[str, str] = {}
+        while not seen or cursor:
+            answer = await client.user("GET", "/jobs", params=cursor)
+            assert len(answer.content) < 4 << 20
+            seen.append([job["id"] for job in answer.json()["jobs"]])
+            cursor = {"cursor": answer.json()["next_cursor"]} if answer.json()["next_cursor"] else {}
+        assert seen == [made[:2:-1], made[2:0:-1], made[:1]]
 
 
 def listed_by_command(url: str, limit: int) -> list[Any]:

@@ -112,6 +112,11 @@ class Access:
         ]
 
     @property
+    def admins(self) -> set[str]:
+        """The names of the tokens with the scope `admin`."""
+        return {known.principal.name for known in self._known.values() if Scope.ADMIN in known.principal.scopes}
+
+    @property
     def limits(self) -> dict[str, Limits]:
         """The limits of each token. Jobs of a revoked token continue without limits."""
         return {known.principal.name: known.principal.limits for known in self._known.values()}

@@ -220,5 +220,6 @@ class Preflight(Value):
     alive: bool
     findings: tuple[Finding, ...] = Field(description="The results of the node's latest self-check.")
     network: Examination | None = Field(
-        description="The newest examination of the node's connections; null if there is none."
+        description="The newest examination of the node's connections by the token itself or a token with the scope "
+        "`admin`; null if there is none."
     )

@@ -23,7 +23,7 @@ from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.errors import InvalidJob, InvalidRequest
-from rolecall.spec.job import JobDocument, JobUpdate
+from rolecall.spec.job import JobDocument, JobOverview, JobUpdate
 from rolecall.spec.labels import MAX_LABELS
 from rolecall.spec.state import JobState
 
@@ -71,15 +71,24 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         created_before=created_before,
     )
     async with master.database.read() as connection:
-        found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
+        found, following = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
         # Jobs of a workload that is broken or no longer installed can still be listed.
         known = master.catalogue.workloads.keys() | master.catalogue.broken.keys()
         is_known = found or workload in known
         if workload and not (is_known or await listing.has_workload(connection, workload, seen_owner)):
             raise InvalidRequest([unknown("workload", "workload", workload, known)])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
-    shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
-    return JobPage(jobs=shown, next_cursor=str(ListPlace.of(found[-1])) if more else None)
+    shown: list[JobOverview] = []
+    size = 0
+    for job in found:
+        overview = job_overview(job, labeled.get(job.id, {}), **_current(master, job))
+        # The newest progress can be larger than the stored one, by whose size the page ends.
+        size += len(overview.model_dump_json())
+        if shown and size > listing.PAGE_BYTES:
+            following = ListPlace.of(found[len(shown) - 1])
+            break
+        shown.append(overview)
+    return JobPage(jobs=shown, next_cursor=str(following) if following else None)
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")

@@ -20,27 +20,35 @@ from rolecall.spec.finding import NodeFinding
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 WORKLOAD = "preflight"
-_LOOK_BACK = 20
+_LOOK_BACK = 3
+"""The number of newest examinations of a node to read, in case a result can't be read. Each can have a mebibyte."""
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
 _LOG = logging.getLogger(__name__)
 
 
 @router.get("/{node}/preflight", summary="Show the findings about a node")
 async def show_preflight(node: NodeName, master: Running, caller: Caller) -> Preflight:
-    """Return the results of the node's self-check, and those of the newest `preflight` job about its connections."""
+    """Return the results of the node's self-check, and those of the newest `preflight` job about its connections.
+
+    Only jobs that had a worker on the node count, and only those of the token itself and of tokens with the scope
+    `admin`, because users can choose the limits of such a job and therefore its warnings.
+    """
     async with master.database.read() as connection:
         known = {state.spec.name: state for state in master.presence.states(await nodes.list_all(connection))}
         if node not in known:
             problem = unknown("node", "node", node, known)
             raise NotFound(f"{problem['message']}; there are: {problem['legal']}")
-        network = await _newest_about(node, connection, caller, master.clock.now())
+        trusted = {caller.name} | master.access.admins
+        network = await _newest_about(node, connection, trusted, caller, master.clock.now())
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
 
 
-async def _newest_about(node: str, connection: AsyncConnection, caller: Principal, now: datetime) -> Examination | None:
-    """The newest examination of `node`. Reads one job at a time, because results can be large."""
-    for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
+async def _newest_about(
+    node: str, connection: AsyncConnection, owners: set[str], caller: Principal, now: datetime
+) -> Examination | None:
+    """The newest examination of `node` by `owners`. Reads one job at a time, because results can be large."""
+    for job_id in await jobs.succeeded(connection, WORKLOAD, node, owners, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
         findings = tuple(finding for finding in _findings(job) if node in finding.nodes)
         if findings and job.ended_at:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, case, exists, func, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events, labels, notifications
@@ -20,7 +20,7 @@ from rolecall.master.store.records import (
     read,
     readable,
 )
-from rolecall.master.store.schema import artifacts, checkpoints, jobs
+from rolecall.master.store.schema import artifacts, checkpoints, jobs, workers
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
@@ -31,6 +31,16 @@ _J = TypeVar("_J", bound=JobEntry)
 ENDED = tuple(state for state in JobState if state.ended)
 _SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
 _SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
+MAX_READ_CHARS = 16 << 10
+"""The length up to which a progress or a result is read with those of many other jobs; 160 metrics have 100 each.
+
+They are parsed on the event loop, and a user can make each of them longer than a mebibyte.
+"""
+_BOUNDED_PROGRESS = case(
+    (func.length(jobs.c.progress) <= MAX_READ_CHARS, jobs.c.progress),
+    else_=literal(Progress(), jobs.c.progress.type),
+).label("progress")
+_BOUNDED_RESULT = case((func.length(jobs.c.result) <= MAX_READ_CHARS, jobs.c.result)).label("result")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Replacements for values that can't be read, so that the job can be shown.
 _EMPTY: Mapping[str, Any] = {
@@ -101,7 +111,7 @@ async def live(
 
     A job in a state that this release doesn't know counts as unreadable.
     """
-    query = select(*_SUMMARY, jobs.c.progress).where(jobs.c.state.not_in(ENDED), jobs.c.sequence > after)
+    query = select(*_SUMMARY, _BOUNDED_PROGRESS).where(jobs.c.state.not_in(ENDED), jobs.c.sequence > after)
     query = query if among is None else query.where(jobs.c.id.in_(tuple(among)))
     found = Summaries()
     for row in await connection.execute(query.order_by(jobs.c.sequence).limit(limit)):
@@ -137,10 +147,14 @@ async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[
     return {row.id: {} if isinstance(row.params, Unreadable) else row.params for row in await connection.execute(query)}
 
 
-async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
-    """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, visible())
-    return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
+async def succeeded(
+    connection: AsyncConnection, workload: str, node: str, owners: Collection[str], limit: int
+) -> list[str]:
+    """The ids of up to `limit` jobs of `owners` that succeeded with a worker on `node`, newest first."""
+    on_node = exists().where(workers.c.job == jobs.c.id, workers.c.attempt == jobs.c.attempt, workers.c.node == node)
+    chosen = (jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, jobs.c.owner.in_(owners))
+    query = select(jobs.c.id).where(*chosen, visible(), on_node).order_by(jobs.c.sequence.desc())
+    return list(await connection.scalars(query.limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
@@ -150,10 +164,10 @@ async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
 
 
 async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Progress]:
-    """The stored progress of `ids`, without unknown jobs and unreadable progress."""
+    """The stored progress of `ids`, without unknown jobs and unreadable progress; empty if it is too long."""
     if not ids:
         return {}
-    rows = await connection.execute(select(jobs.c.id, jobs.c.progress).where(jobs.c.id.in_(tuple(ids))))
+    rows = await connection.execute(select(jobs.c.id, _BOUNDED_PROGRESS).where(jobs.c.id.in_(tuple(ids))))
     return {row.id: row.progress for row in rows if not isinstance(row.progress, Unreadable)}
 
 
@@ -161,14 +175,18 @@ async def recently_ended(connection: AsyncConnection, since: datetime, *, limit:
     """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary.
 
     They are the newest of each owner, then the second ones, and so on, so that no owner can hide the jobs of others.
+    Progress and results that are too long are left out.
     """
     newest = select(func.max(jobs.c.sequence)).scalar_subquery()
     names = tuple(one.name for one in fields(EndedJob))
     chosen = (visible(), jobs.c.sequence > newest - among, jobs.c.state.in_(ENDED), jobs.c.ended_at >= since)
     turn = func.row_number().over(partition_by=jobs.c.owner, order_by=jobs.c.sequence.desc())
     chosen_ids = select(jobs.c.id).where(*chosen).order_by(turn, jobs.c.sequence.desc()).limit(limit)
+    columns = {"progress": _BOUNDED_PROGRESS, "result": _BOUNDED_RESULT}
     rows = await connection.execute(
-        select(*(jobs.c[name] for name in names)).where(jobs.c.id.in_(chosen_ids)).order_by(jobs.c.sequence.desc())
+        select(*(columns.get(name, jobs.c[name]) for name in names))
+        .where(jobs.c.id.in_(chosen_ids))
+        .order_by(jobs.c.sequence.desc())
     )
     return list(readable(rows, lambda row: read(EndedJob, row, names, state=member(JobState, row, "state")), "job"))
 

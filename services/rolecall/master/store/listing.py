@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
+from itertools import accumulate
 from typing import Literal, NamedTuple, Self
 
 from sqlalchemy import ColumnElement, and_, exists, func, or_, select
@@ -16,6 +17,10 @@ from rolecall.spec.state import JobState
 Order = Literal["newest", "queue"]
 REASON_CHARS = 1000
 """The length to which reasons are cut. They can contain the output of compilers and tracebacks."""
+PAGE_BYTES = 4 << 20
+"""The size at which a page ends. A job that is larger is alone on its page."""
+_JOB_CHARS = 2000
+"""A bound on the usual size of a job without its progress and labels."""
 _NAMES = tuple(one.name for one in fields(JobEntry) if one.name not in {"unreadable", "reason"})
 _COLUMNS = (*(jobs.c[name] for name in _NAMES), func.substr(jobs.c.reason, 1, REASON_CHARS).label("reason"))
 
@@ -66,13 +71,32 @@ async def page(
     limit: int,
     after: ListPlace | None = None,
     order: Order = "newest",
-) -> tuple[list[JobEntry], bool]:
-    """Up to `limit` jobs that follow `after` in this order, and whether there are more."""
+) -> tuple[list[JobEntry], ListPlace | None]:
+    """Up to `limit` jobs that follow `after` in this order, and the last place of the page if there are more.
+
+    The page has fewer jobs if they are large. Their sizes come first, so that the other jobs are not read.
+    """
     keys = (jobs.c.sequence.desc(),) if order == "newest" else (jobs.c.priority.desc(), jobs.c.sequence)
-    query = select(*_COLUMNS).where(visible(), *_conditions(selection)).order_by(*keys)
+    query = select(jobs.c.priority, jobs.c.sequence, _size()).where(visible(), *_conditions(selection)).order_by(*keys)
     query = query if after is None else query.where(after.next(order))
-    found = [shown(JobEntry, row) for row in await connection.execute(query.limit(limit + 1))]
-    return found[:limit], len(found) > limit
+    sized = (await connection.execute(query.limit(limit + 1))).all()
+    totals = accumulate(size for _, _, size in sized[:limit])
+    places = [
+        ListPlace(priority, sequence)
+        for number, ((priority, sequence, _), total) in enumerate(zip(sized, totals, strict=False))
+        if number == 0 or total <= PAGE_BYTES
+    ]
+    chosen = jobs.c.sequence.in_([place.sequence for place in places])
+    rows = await connection.execute(select(*_COLUMNS).where(chosen).order_by(*keys))
+    return [shown(JobEntry, row) for row in rows], places[-1] if len(places) < len(sized) else None
+
+
+def _size() -> ColumnElement[int]:
+    """The approximate size of a listed job, in characters because SQLite before 3.43 can't count bytes."""
+    labeled = select(func.sum(func.length(labels.c.name) + func.length(labels.c.value))).where(
+        labels.c.job == jobs.c.id
+    )
+    return _JOB_CHARS + func.length(jobs.c.progress) + func.coalesce(labeled.scalar_subquery(), 0)
 
 
 async def has_workload(connection: AsyncConnection, workload: str, owner: str | None) -> bool:
