@@ -80,7 +80,10 @@ async def test_a_refused_token_is_named_by_its_place_and_never_shown(master: Cli
         given = nothing | environment
         done = await asyncio.to_thread(lambda options=options, given=given: run("jobs", *options, **given))
         assert done.code == 7
-        assert f"{url} does not accept the token from {place}; pass a token of this cluster, or set ROLECALL_TOKEN" in done.err
+        assert (
+            f"{url} does not accept the token from {place}; pass a token of this cluster, or set ROLECALL_TOKEN"
+            in done.err
+        )
         assert wrong not in done.err
 
 
