@@ -493,6 +493,23 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_curves_leave_out_steps_that_a_browser_cannot_count(page: Page, cluster: Cluster) -> None:
+    """Above 2^53, the next whole number is the same number, so that the marks of the axis would never end."""
+    job = cluster.submit(WAITING)
+    points = [{"step": 7, "loss": 0.5}, {"step": 2**53, "loss": 0.4}, {"step": 2**53 + 2, "loss": 0.3}]
+    series: list[dict[str, Any]] = [{"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": points[1:]}]
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
+    for path in (f"/ui/jobs/{job}", f"/ui/compare?job={job}"):
+        series[0]["points"] = points[1:]
+        visit(page, f"{cluster.url}{path}")
+        expect(page.locator(".curves .empty")).to_be_visible()
+        series[0]["points"] = points
+        expect(page.locator(".curves [role=img]")).to_have_attribute(
+            "aria-label", "loss by step, from step 7 to step 7"
+        )
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> None:
     page.emulate_media(color_scheme="dark")
     for path in ("/", "/ui/submit", "/ui/compare"):

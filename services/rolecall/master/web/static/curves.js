@@ -17,6 +17,12 @@ async function read(job) {
   return { job, series, state: document_?.state };
 }
 
+// A series without steps of 2^53 and above, which a job can report: adding 1 does not change them, so that the loop over the
+// marks of an axis would not end.
+function countable(series) {
+  return { ...series, points: series.points.filter((point) => Number.isSafeInteger(point.step)) };
+}
+
 // An exponential moving average whose start is not biased towards 0; the weight is that of the past.
 function smoothed(values, weight) {
   let sum = 0;
@@ -266,7 +272,7 @@ function startCurves(box) {
   }
 
   function show(found) {
-    for (const { job, series } of found) if (series) data.set(job, series.series);
+    for (const { job, series } of found) if (series) data.set(job, series.series.map(countable));
     const reported = metricsOf([...data.values()].flat(), declared);
     if (reported.join() !== names.join()) {
       names = reported;
