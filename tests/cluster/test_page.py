@@ -510,6 +510,36 @@ def test_curves_leave_out_steps_that_a_browser_cannot_count(page: Page, cluster:
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster: Cluster) -> None:
+    """A job's lines can be long: 5,000 of them would be 320 MB."""
+    job = cluster.submit(WAITING)
+    sent = [f"{number:03} " + "x" * 60_000 for number in range(200)]
+    answers = ["retry: 100\n\n" + "".join(f"event: log\ndata: {line}\n\n" for line in sent)]
+
+    def answer(route: Route) -> None:
+        if answers:
+            route.fulfill(content_type="text/event-stream", body=answers.pop())
+        else:
+            route.abort()
+
+    page.route(f"**/jobs/{job}/logs?*", answer)
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    lines = page.locator(".log .lines")
+    expect(lines).to_contain_text("199 x")
+    shown = (lines.text_content() or "").splitlines()
+    assert 3_900_000 < sum(map(len, shown)) <= 4_000_000
+    assert shown == sent[-len(shown) :]
+    # The browser reconnects and continues. Only the oldest lines make way for the new one.
+    newest = lines.locator("> *").last.element_handle()
+    answers.append(f"event: log\ndata: {'last' * 10_000}\n\n")
+    expect(lines).to_contain_text("last")
+    assert newest.evaluate("line => line.isConnected")
+    after = (lines.text_content() or "").splitlines()
+    assert after == [*shown, "last" * 10_000][-len(after) :]
+    assert 3_900_000 < sum(map(len, after)) <= 4_000_000
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> None:
     page.emulate_media(color_scheme="dark")
     for path in ("/", "/ui/submit", "/ui/compare"):
