@@ -493,8 +493,10 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
-def test_curves_leave_out_steps_that_a_browser_cannot_count(page: Page, cluster: Cluster) -> None:
-    """Above 2^53, the next whole number is the same number, so that the marks of the axis would never end."""
+def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_never_end(
+    page: Page, cluster: Cluster
+) -> None:
+    """From 2^53, adding 1 to a step does not change it. On a log scale, the library rounds tiny values to 0."""
     job = cluster.submit(WAITING)
     points = [{"step": 7, "loss": 0.5}, {"step": 2**53, "loss": 0.4}, {"step": 2**53 + 2, "loss": 0.3}]
     series: list[dict[str, Any]] = [{"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": points[1:]}]
@@ -507,6 +509,10 @@ def test_curves_leave_out_steps_that_a_browser_cannot_count(page: Page, cluster:
         expect(page.locator(".curves [role=img]")).to_have_attribute(
             "aria-label", "loss by step, from step 7 to step 7"
         )
+    series[0]["points"] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1e-23}, {"step": 3, "loss": 1e-300}]
+    expect(page.locator(".curves [role=img]")).to_have_attribute("aria-label", "loss by step, from step 1 to step 3")
+    page.get_by_label("Log scale").check()
+    expect(page.locator(".curves canvas")).to_be_visible()
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 

@@ -4,6 +4,9 @@
 const POINTS = 1000;
 const EVERY_MS = 3000;
 const MOST_CHARTS = 3;
+// uPlot multiplies the marks of a log scale by powers of ten, which are inexact above 10^22: it would round smaller values
+// to 0, and its loop over the marks would not end.
+const LEAST_ON_LOG_SCALE = 1e-20;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NOT_METRICS = new Set(["at", "step"]);
@@ -223,7 +226,7 @@ function startCurves(box) {
     chart.about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
     const tables = curves.map((curve) => [
       curve.points.map((point) => point.step),
-      smoothed(curve.points.map((point) => (log.checked && point[name] <= 0 ? null : point[name])), Number(weight.value)),
+      smoothed(curve.points.map((point) => (log.checked && point[name] < LEAST_ON_LOG_SCALE ? null : point[name])), Number(weight.value)),
     ]);
     const text = getComputedStyle(document.body).color;
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
