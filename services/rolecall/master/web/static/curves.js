@@ -4,8 +4,8 @@
 const POINTS = 1000;
 const EVERY_MS = 3000;
 const MOST_CHARTS = 3;
-// uPlot multiplies the marks of a log scale by powers of ten, which are inexact above 10^22: it would round smaller values
-// to 0, and its loop over the marks would not end.
+// uPlot multiplies the marks of a log scale by powers of ten, which are inexact above 10^22: it would round smaller
+// values to 0, and its loop over the marks would not end.
 const LEAST_ON_LOG_SCALE = 1e-20;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
@@ -20,8 +20,8 @@ async function read(job) {
   return { job, series, state: document_?.state };
 }
 
-// A series without steps of 2^53 and above, which a job can report: adding 1 does not change them, so that the loop over the
-// marks of an axis would not end.
+// A series without steps of 2^53 and above, which a job can report: adding 1 does not change them, so that uPlot's loop
+// over the marks of the axis would not end.
 function countable(series) {
   return { ...series, points: series.points.filter((point) => Number.isSafeInteger(point.step)) };
 }
