@@ -493,6 +493,59 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_never_end(
+    page: Page, cluster: Cluster
+) -> None:
+    """From 2^53, adding 1 to a step does not change it. On a log scale, the library rounds tiny values to 0."""
+    job = cluster.submit(WAITING)
+    points = [{"step": 7, "loss": 0.5}, {"step": 2**53, "loss": 0.4}, {"step": 2**53 + 2, "loss": 0.3}]
+    series: list[dict[str, Any]] = [{"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": points[1:]}]
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
+    for path in (f"/ui/jobs/{job}", f"/ui/compare?job={job}"):
+        series[0]["points"] = points[1:]
+        visit(page, f"{cluster.url}{path}")
+        expect(page.locator(".curves .empty")).to_be_visible()
+        series[0]["points"] = points
+        expect(page.locator(".curves [role=img]")).to_have_attribute(
+            "aria-label", "loss by step, from step 7 to step 7"
+        )
+    series[0]["points"] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1e-23}, {"step": 3, "loss": 1e-300}]
+    expect(page.locator(".curves [role=img]")).to_have_attribute("aria-label", "loss by step, from step 1 to step 3")
+    page.get_by_label("Log scale").check()
+    expect(page.locator(".curves canvas")).to_be_visible()
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
+def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster: Cluster) -> None:
+    """A job's lines can be long: 5,000 of them would be 320 MB."""
+    job = cluster.submit(WAITING)
+    sent = [f"{number:03} " + "x" * 60_000 for number in range(200)]
+    answers = ["retry: 100\n\n" + "".join(f"event: log\ndata: {line}\n\n" for line in sent)]
+
+    def answer(route: Route) -> None:
+        if answers:
+            route.fulfill(content_type="text/event-stream", body=answers.pop())
+        else:
+            route.abort()
+
+    page.route(f"**/jobs/{job}/logs?*", answer)
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    lines = page.locator(".log .lines")
+    expect(lines).to_contain_text("199 x")
+    shown = (lines.text_content() or "").splitlines()
+    assert 3_900_000 < sum(map(len, shown)) <= 4_000_000
+    assert shown == sent[-len(shown) :]
+    # The browser reconnects and continues. Only the oldest lines make way for the new one.
+    newest = lines.locator("> *").last.element_handle()
+    answers.append(f"event: log\ndata: {'last' * 10_000}\n\n")
+    expect(lines).to_contain_text("last")
+    assert newest.evaluate("line => line.isConnected")
+    after = (lines.text_content() or "").splitlines()
+    assert after == [*shown, "last" * 10_000][-len(after) :]
+    assert 3_900_000 < sum(map(len, after)) <= 4_000_000
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> None:
     page.emulate_media(color_scheme="dark")
     for path in ("/", "/ui/submit", "/ui/compare"):

@@ -13,7 +13,7 @@ from rolecall.kit.pictures import STYLE, schedule_svg, schedule_text, timeline_s
 from rolecall.kit.pipelining import timed
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
 from rolecall.spec.role import Role
-from rolecall.spec.timeline import Span, Step
+from rolecall.spec.timeline import MAX_SPANS, Span, Step
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -65,6 +65,27 @@ def test_a_timeline_with_thousands_of_threads_is_drawn_soon() -> None:
     begin = time.process_time()
     assert timeline_svg(document).count("<rect") > 256
     assert is_within(time.process_time() - begin, 2)
+
+
+def test_a_timeline_of_nested_phases_is_drawn_soon() -> None:
+    spans = tuple(Span("look-up", "compute", n * 1e-4, 2 - n * 2e-4, 1, None, None, "main") for n in range(MAX_SPANS))
+    worker = WorkerTimeline(
+        rank=0, role=Role.TRAINER, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False, steps=(), spans=spans
+    )
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    begin = time.process_time()
+    assert len(bars(timeline_svg(document))) == MAX_SPANS
+    assert is_within(time.process_time() - begin, 1)
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-310])
+def test_a_timeline_of_hardly_any_time_is_drawn(seconds: float) -> None:
+    spans = (Span("F", "compute", 0.0, seconds, 1, 0, 3, "main"),)
+    worker = WorkerTimeline(
+        rank=0, role=Role.STAGE, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False, steps=(), spans=spans
+    )
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    assert labels(timeline_svg(document), "faint")[1:] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0", "seconds"]
 
 
 def test_the_axis_has_round_values_where_they_are() -> None:

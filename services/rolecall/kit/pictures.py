@@ -22,6 +22,8 @@ _CHAR = 6.2
 _LEAST_WIDTH = 0.15
 """Narrower bars are left out, because nobody sees them."""
 _MAX_BARS, _MAX_ROWS = 40_000, 256
+_LEAST_LENGTH = 1e-9
+"""The axis of a shorter panel, as of an empty one, has the length 1: a job can report any times."""
 _TICKS = 8
 _KINDS = {
     "F": ("forward", "#0969da", "#58a6ff"),
@@ -204,7 +206,8 @@ def _height(panel: Panel) -> int:
 def _panel(panel: Panel, top: int) -> Iterator[str]:
     """The panel with its upper edge at `top`."""
     begin = min((bar.begin for bar in panel.bars), default=0.0)
-    length = max((bar.end for bar in panel.bars), default=0.0) - begin or 1.0
+    length = max((bar.end for bar in panel.bars), default=0.0) - begin
+    length = length if length > _LEAST_LENGTH else 1.0
     bottom = top + _height(panel) - _BOTTOM
     if panel.heading:
         yield f'<text x="{_LEFT}" y="{top + 10}" font-size="13">{escape(panel.heading)}</text>'
@@ -217,11 +220,7 @@ def _panel(panel: Panel, top: int) -> Iterator[str]:
 
 def _rectangles(bars: Sequence[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
     drawn = 0
-    inner: dict[int, list[Bar]] = {}
-    for bar in sorted(bars, key=lambda bar: bar.begin):
-        if bar.depth:
-            inner.setdefault(bar.row, []).append(bar)
-    for bar in bars:
+    for bar, (left, right) in zip(bars, _free_parts(bars), strict=True):
         x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
         if width < _LEAST_WIDTH or drawn >= _MAX_BARS:
             continue
@@ -229,26 +228,37 @@ def _rectangles(bars: Sequence[Bar], begin: float, scale: float, top: int) -> It
         inset = min(4 * bar.depth, _ROW // 3)
         y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
-        if len(bar.label) * _CHAR < width - 2:
-            left, right = _free_part(bar, inner.get(bar.row, ()))
-            if len(bar.label) * _CHAR < (right - left) * scale - 2:
-                middle = _LEFT + ((left + right) / 2 - begin) * scale
-                place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"'
-                text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
+        if len(bar.label) * _CHAR < (right - left) * scale - 2:
+            middle = _LEFT + ((left + right) / 2 - begin) * scale
+            place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"'
+            text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
         yield (
             f'<g><title>{escape(bar.hint)}</title><rect class="{bar.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
             f'height="{height}" rx="2"/>{text}</g>'
         )
 
 
-def _free_part(bar: Bar, inner: Iterable[Bar]) -> tuple[float, float]:
-    """The longest part of a bar that no bar inside it covers. `inner` has the inner bars of its row, by beginning."""
-    longest, begin = (bar.begin, bar.begin), bar.begin
-    inside = [one for one in inner if one.depth > bar.depth and one.begin < bar.end and one.end > bar.begin]
-    for free_end, next_begin in [*((one.begin, one.end) for one in inside), (bar.end, bar.end)]:
-        longest = max(longest, (begin, free_end), key=lambda part: part[1] - part[0])
-        begin = max(begin, next_begin)
-    return longest
+def _free_parts(bars: Sequence[Bar]) -> list[tuple[float, float]]:
+    """The longest part of each bar that no bar inside it covers. The bars of a row are in the order of their begins.
+
+    The time is linear: backwards, the bars inside a bar are known, and it hides them from the bars around it.
+    """
+    parts = list[tuple[float, float]]()
+    later = list[tuple[Bar, float]]()
+    """Bars with the end of what they and the bars inside them cover; the next one is the last."""
+    for bar in reversed(bars):
+        longest, begin = (bar.begin, bar.begin), bar.begin
+        while later and later[-1][0].row == bar.row and later[-1][0].depth > bar.depth:
+            inner, covered = later.pop()
+            longest = max(longest, (begin, inner.begin), key=_length)
+            begin = max(begin, covered)
+        parts.append(max(longest, (begin, bar.end), key=_length))
+        later.append((bar, max(begin, bar.end)))
+    return parts[::-1]
+
+
+def _length(part: tuple[float, float]) -> float:
+    return part[1] - part[0]
 
 
 def _legend(used: Sequence[str], width: int) -> Iterator[str]:

@@ -4,6 +4,9 @@
 const POINTS = 1000;
 const EVERY_MS = 3000;
 const MOST_CHARTS = 3;
+// uPlot multiplies the marks of a log scale by powers of ten, which are inexact above 10^22: it would round smaller
+// values to 0, and its loop over the marks would not end.
+const LEAST_ON_LOG_SCALE = 1e-20;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NOT_METRICS = new Set(["at", "step"]);
@@ -15,6 +18,12 @@ async function read(job) {
   if (answers.some((answer) => answer.status >= 500)) throw new Error(`no answer about ${job}`);
   const [series, document_] = await Promise.all(answers.map((answer) => (answer.ok ? answer.json() : null)));
   return { job, series, state: document_?.state };
+}
+
+// A series without steps of 2^53 and above, which a job can report: adding 1 does not change them, so that uPlot's loop
+// over the marks of the axis would not end.
+function countable(series) {
+  return { ...series, points: series.points.filter((point) => Number.isSafeInteger(point.step)) };
 }
 
 // An exponential moving average whose start is not biased towards 0; the weight is that of the past.
@@ -217,7 +226,7 @@ function startCurves(box) {
     chart.about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
     const tables = curves.map((curve) => [
       curve.points.map((point) => point.step),
-      smoothed(curve.points.map((point) => (log.checked && point[name] <= 0 ? null : point[name])), Number(weight.value)),
+      smoothed(curve.points.map((point) => (log.checked && point[name] < LEAST_ON_LOG_SCALE ? null : point[name])), Number(weight.value)),
     ]);
     const text = getComputedStyle(document.body).color;
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
@@ -266,7 +275,7 @@ function startCurves(box) {
   }
 
   function show(found) {
-    for (const { job, series } of found) if (series) data.set(job, series.series);
+    for (const { job, series } of found) if (series) data.set(job, series.series.map(countable));
     const reported = metricsOf([...data.values()].flat(), declared);
     if (reported.join() !== names.join()) {
       names = reported;

@@ -2,6 +2,7 @@
 "use strict";
 
 const MOST_LINES = 5000;
+const MOST_CHARS = 4_000_000;
 const TAIL = 1000;
 const RETRY_MS = 5000;
 const TYPING_MS = 300;
@@ -25,29 +26,48 @@ function startLog(box) {
   const view = box.querySelector(".lines");
   const status = box.querySelector("[role=status]");
   let lines = [];
-  let fresh = [];
+  let chars = 0;
+  let fresh = 0; // The number of lines that are not shown yet.
   let source = null;
   let retry = 0;
   let typing = 0;
 
   const scroll = () => { if (stay.checked) view.scrollTop = view.scrollHeight; };
 
+  function clear() {
+    lines = [];
+    chars = 0;
+    fresh = 0;
+    view.replaceChildren();
+  }
+
+  // Drops old lines at once: a hidden page is flushed rarely.
+  function add(line) {
+    lines.push(line);
+    chars += line.length;
+    fresh += 1;
+    while (lines.length > MOST_LINES || chars > MOST_CHARS) chars -= lines.shift().length;
+  }
+
+  // A line is a block, so that the browser lays out only new ones. Its line break is for copies of the text.
+  function blockOf(line) {
+    const block = document.createElement("span");
+    block.textContent = `${line}\n`;
+    return block;
+  }
+
   function flush() {
-    if (!fresh.length) return;
-    lines = lines.concat(fresh);
-    if (lines.length > MOST_LINES) {
-      lines = lines.slice(-MOST_LINES);
-      view.textContent = lines.join("\n");
-    } else {
-      view.append((view.textContent ? "\n" : "") + fresh.join("\n"));
-    }
-    fresh = [];
+    if (!fresh) return;
+    const added = lines.slice(-fresh);
+    fresh = 0;
+    while (view.childElementCount + added.length > lines.length) view.firstChild.remove();
+    view.append(...added.map(blockOf));
     scroll();
   }
 
   function found() {
     if (!text.value) return "These are the last lines.";
-    return lines.length + fresh.length ? "These are the last lines with this text." : "No line contains this text.";
+    return lines.length ? "These are the last lines with this text." : "No line contains this text.";
   }
 
   function connect() {
@@ -67,16 +87,12 @@ function startLog(box) {
     source.addEventListener("open", () => {
       status.textContent = text.value ? "Waiting for lines with this text…" : "";
       // A new stream begins with the last lines. A browser that reconnects by itself continues after the last event.
-      if (!continues) {
-        lines = [];
-        fresh = [];
-        view.textContent = "";
-      }
+      if (!continues) clear();
       continues = true;
     });
     source.addEventListener("log", (event) => {
       status.textContent = "";
-      fresh.push(event.data);
+      add(event.data);
     });
     source.addEventListener("end", (event) => {
       source.close();
@@ -103,9 +119,7 @@ function startLog(box) {
       retry = setTimeout(connect, RETRY_MS);
       return;
     }
-    lines = [];
-    fresh = [];
-    view.textContent = "";
+    clear();
     status.textContent = `The log can't be read: ${problem.detail}`;
   }
 
