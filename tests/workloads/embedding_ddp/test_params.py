@@ -189,10 +189,8 @@ def refusal(params: dict[str, Any]) -> str:
         ({"categorical": [{"column": "c", "ids": "hashed"}]}, "'dictionary' or 'hash'"),
         ({"numeric": [{"column": "n", "transform": "log"}]}, "'normalize' or 'buckets'"),
         ({"format": "json"}, "'csv', 'tsv' or 'parquet'"),
-        *(
-            ({"csv": {"delimiter": one}}, "String should match pattern")
-            for one in ("||", "", '"', "\n", "\r", "\0", "§")
-        ),
+        *(({"csv": {"delimiter": one}}, "String should match pattern") for one in ("", '"', "\n", "\r", "\0", "§")),
+        ({"csv": {"delimiter": "||"}}, "at most 1 character"),
         ({"train": []}, "at least 1 item"),
         ({"max_bad_rows": -1}, "greater than or equal to 0"),
     ],

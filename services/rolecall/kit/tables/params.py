@@ -119,15 +119,17 @@ class Numeric(workload.Params):
         return self.buckets or 32
 
 
+_Delimiter = Annotated[
+    str,
+    Field(max_length=1),
+    matching(r"^[\x01-\t\x0b\x0c\x0e-!#-\x7f]$", "one ASCII character, no line break or double quote"),
+]
+
+
 class Csv(workload.Params):
     """The dialect of CSV and TSV files."""
 
-    delimiter: (
-        Annotated[
-            str, matching(r"^[\x01-\t\x0b\x0c\x0e-!#-\x7f]$", "one ASCII character, no line break or double quote")
-        ]
-        | None
-    ) = None
+    delimiter: _Delimiter | None = None
     """Separator of the columns; by default a comma, in `.tsv` files a tab."""
     column_names: Names | None = None
     """Names of the columns, for files without a header line; by default the first line of each file contains them."""
