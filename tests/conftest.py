@@ -109,11 +109,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
     return ByGroup(config, log)
 
 
+_ALL_SLOW = ("\npytestmark = pytest.mark.slow\n", "\npytestmark = [pytest.mark.slow,")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files whose tests are all slow are not imported for the fast tests, nor are the packages that they test with."""
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
-    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() or None
+    return any(one in collection_path.read_text() for one in _ALL_SLOW) or None
 
 
 @pytest.hookimpl(tryfirst=True)
