@@ -115,6 +115,27 @@ async def test_pages_and_the_calls_that_they_make_do_not_wait_for_each_other() -
     await asyncio.gather(*app.tasks)
 
 
+async def test_followed_logs_without_lines_leave_turns_to_other_calls() -> None:
+    begun = 0
+
+    async def follow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Future()
+
+    async def send(_message: Message) -> None: ...
+
+    app = App()
+    app.calls = CallTurns(follow)
+    scope: Scope = {"type": "http", "method": "GET", "path": "/jobs/1/logs", "headers": [], "token": "alice"}
+    calls = [asyncio.create_task(app.calls(scope, asyncio.Future, send)) for _ in range(2 * AT_ONCE)]
+    await app.settled()
+    assert begun == 2 * AT_ONCE
+    for call in calls:
+        call.cancel()
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_token_has_few_responses_that_it_does_not_read(streams: bool) -> None:
     """Each occupies memory, unless it is a stream, of which the master holds one part."""
@@ -124,7 +145,8 @@ async def test_a_token_has_few_responses_that_it_does_not_read(streams: bool) ->
     async def respond(_scope: Scope, _receive: Receive, send: Send) -> None:
         nonlocal begun
         begun += 1
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        headers = [(b"content-length", b"%d" % (200_000 + streams))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"a" * 200_000, "more_body": streams})
         if streams:
             await send({"type": "http.response.body", "body": b"b", "more_body": False})

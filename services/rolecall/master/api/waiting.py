@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -58,6 +59,9 @@ async def until_sent(app: ASGIApp, scope: Scope, receive: Receive, send: Send, e
 
     async def send_in_parts(message: Message) -> None:
         if message["type"] != "http.response.body":
+            # A followed log has no length, and its first line may come late.
+            if message["type"] == "http.response.start" and "Content-Length" not in MutableHeaders(scope=message):
+                end()
             await send(message)
             return
         if is_stream := message.get("more_body", False):
