@@ -171,6 +171,14 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert (await run_at(master, "compare", first)).code == 2
 
 
+async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -> None:
+    ids = [(await master.submit(roles=ONE_TRAINER, name=one * 100))["id"] for one in "ab"]
+    shown = (await run_at(master, "compare", *ids)).out
+    assert "a" * 59 + "…" in shown
+    assert "a" * 60 not in shown
+    assert "a" * 100 in (await run_at(master, "compare", *ids, "--json")).out
+
+
 async def _logs(master: Client, job: str) -> None:
     lines = [f"[trainer-0] {text}" for text in LOG.decode().splitlines()]
     assert (await run_at(master, "logs", job)).out.splitlines() == lines

@@ -8,12 +8,14 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import number, out, print_json, print_table, state
+from rolecall.cli.output import cut, number, out, print_json, print_table, state
 from rolecall.cli.variants import metrics
 from rolecall.spec.comparison import differences
 from rolecall.spec.job import JobDocument
 
 _RESULT = "result."
+_CHARS = 60
+"""Values can be long lists. They are whole with `--json`."""
 JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),
@@ -48,7 +50,10 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
 def _print(headings: tuple[str, ...], fields: list[tuple[str, list[str | None]]], found: list[JobDocument]) -> None:
     rows = [("state", *(state(job) for job in found))]
     rows += [
-        (escape(name.removeprefix("params.")), *("-" if value is None else escape(value) for value in values))
+        (
+            escape(name.removeprefix("params.")),
+            *("-" if value is None else escape(cut(value, _CHARS)) for value in values),
+        )
         for name, values in fields
         if any(values)
     ]

@@ -22,7 +22,10 @@ Follow = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Like --follow, without events and progress.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check the job without creating it, and show where its workers would run.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the job, but not its files, without creating it, and show where its workers would run."
+    ),
 ]
 
 
