@@ -38,7 +38,10 @@ Stored = Annotated[
     ),
 ]
 Priority = Annotated[
-    str | None, typer.Option("--max-priority", metavar="N|none", help="Maximum priority of its jobs: -100 to 100.")
+    str | None,
+    typer.Option(
+        "--max-priority", metavar="N|none", help=f"Maximum priority of its jobs: {-MAX_PRIORITY} to {MAX_PRIORITY}."
+    ),
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")
