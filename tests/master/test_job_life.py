@@ -36,6 +36,7 @@ from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import schema
 from rolecall.master.store.database import Database
 from rolecall.settings.master import MasterSettings
+from rolecall.spec.api import JobPage
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.job import JobDocument, JobOverview, JobRequest, JobUpdate
 from rolecall.spec.plan import CheckpointManifest
@@ -353,7 +354,9 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def jobs_live_by_the_rules(self) -> None:
-        listed = self.run(jobs.list_jobs(self.master, USER, [], [])).jobs
+        response = self.run(jobs.list_jobs(self.master, USER, [], []))
+        assert isinstance(response, Response)
+        listed = JobPage.model_validate_json(response.body).jobs
         documents = [self._document(job.id) for job in listed]
         assert [job.model_dump(exclude={"progress", "reason"}) for job in listed] == [
             job.model_dump(include=JobOverview.model_fields.keys() - {"progress", "reason"}) for job in documents
