@@ -59,6 +59,7 @@ def test_every_command_in_the_documents_is_valid() -> None:
         assert done.exit_code == 0, f"{page}: {line}: {done.stderr}"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_are_found_in_a_new_shell() -> None:
     block = next(block for block in _blocks(ROOT / "README.md") if "rolecall submit" in block)
     first, *commands = block.splitlines()

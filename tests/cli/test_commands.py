@@ -133,6 +133,7 @@ def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
         assert f"token in {tmp_path}/token" in process.stderr.read().decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "said"),
     [("", "it is empty; name a folder"), ("file/below", "can't be the data folder (Not a directory)")],
@@ -146,6 +147,7 @@ def test_a_data_folder_that_cannot_be_is_an_error(tmp_path: Path, data: str, sai
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

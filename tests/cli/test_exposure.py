@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import ROLECALL
 from tests.prerequisites import require_namespaces
 
+pytestmark = pytest.mark.slow
 ELSEWHERE = "http://192.0.2.1:8080"
 
 

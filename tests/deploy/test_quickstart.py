@@ -31,6 +31,7 @@ def secrets(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_it_applies_the_overlay_with_images_and_secrets(tmp_path: Path) -> None:
     chosen = ("--overlay", "single-node", "--component", "postgres")
     objects = printed(tmp_path, "--registry", "registry.example.com/team", "--tag", "1.2", *chosen)
@@ -49,6 +50,7 @@ def test_it_applies_the_overlay_with_images_and_secrets(tmp_path: Path) -> None:
     assert {f"registry.example.com/team/rolecall-{role}:1.2" for role in Role} < images
 
 
+@pytest.mark.slow
 def test_an_overlay_and_its_settings_are_kept(tmp_path: Path) -> None:
     printed(tmp_path, "--registry", "local", "--component", "postgres")
     before = (tmp_path / "kustomization.yaml").read_text()
@@ -93,6 +95,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_path: Path) -> None:
     program("kubectl")
     stub = tmp_path / "bin" / "kubectl"

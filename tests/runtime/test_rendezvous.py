@@ -29,7 +29,7 @@ from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import PerNodeParams, RoleCount, Workload
 from rolecall.testing.gang import processes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ANSWER_S = 60
 
 
@@ -157,7 +157,6 @@ def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Iterato
             process.join()
 
 
-@pytest.mark.slow
 def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER))
     with gang(plan, tmp_path) as workers:
@@ -174,7 +173,6 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     assert [[line["kind"] for line in workers.lines(rank)] for rank in (0, 1)] == [["rendezvous", "joined"], ["joined"]]
 
 
-@pytest.mark.slow
 def test_trainers_that_share_a_gpu_meet_without_nccl(tmp_path: Path) -> None:
     with gang(Plan(gpus=("GPU-a", "GPU-a")), tmp_path) as workers:
         workers.publish_port()
@@ -185,7 +183,6 @@ def test_trainers_that_share_a_gpu_meet_without_nccl(tmp_path: Path) -> None:
     assert second["events"] == [], "rank 0 logs for the gang"
 
 
-@pytest.mark.slow
 def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
     """Also where an expendable worker may be lost, for which nobody waits."""
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER), expendable=frozenset({Role.OBSERVER}))
@@ -200,7 +197,6 @@ def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
         assert [workers.receive(rank) for rank in (1, 0)] == ["left", "left"]
 
 
-@pytest.mark.slow
 def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path) -> None:
     with gang(Plan(), tmp_path) as workers:
         workers.publish_port()
@@ -210,7 +206,6 @@ def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path
         assert [type(workers.receive(rank)) for rank in range(2)] == [Stopped, Stopped]
 
 
-@pytest.mark.slow
 def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.OBSERVER, Role.OBSERVER), seconds={"_JOIN_TIMEOUT_S": 2.0})
     with gang(plan, tmp_path, ranks=[0, 1]) as workers:
@@ -220,7 +215,6 @@ def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     assert str(error) == "not arrived within 2 s: observer-1 on node n0"
 
 
-@pytest.mark.slow
 def test_a_port_that_is_never_published_ends_the_wait(tmp_path: Path) -> None:
     with gang(Plan(seconds={"_JOIN_TIMEOUT_S": 1.0}), tmp_path, ranks=[1]) as workers:
         error = workers.receive(1)

@@ -17,7 +17,7 @@ from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.testing.gang import processes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SECRET = "what only this gang knows"
 
 
@@ -135,7 +135,6 @@ def test_an_intruder_in_the_place_of_a_worker_ends_the_attempt() -> None:
         assert "allow only the gang's nodes to reach the gang ports" in str(error)
 
 
-@pytest.mark.slow
 def test_a_store_of_another_job_is_noticed() -> None:
     with gang(secrets=("another secret", SECRET), seal_s=2) as met:
         first, second = met.go_on()

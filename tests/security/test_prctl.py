@@ -35,6 +35,7 @@ def test_a_program_that_can_not_hide_its_secrets_does_not_start(program: list[st
     assert done.stderr == f"rolecall: prctl(PR_SET_DUMPABLE): {REMEDY}\n"
 
 
+@pytest.mark.slow
 def test_a_local_cluster_that_can_not_hide_its_secrets_does_not_start(tmp_path: Path) -> None:
     done = run_without_prctl(*ROLECALL[1:], "local", "--data", str(tmp_path / "data"))
     assert (done.returncode, done.stdout) == (1, "")
