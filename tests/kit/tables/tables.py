@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from rolecall.kit.tables.files import find_tables
 from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.rows import BadRows, Rows, read
 
 ROWS = ("1,a,1", "0,b,2", "1,a,3", "0,,4", "1,c,", "0,b,6")
 
@@ -21,3 +23,8 @@ def table(train: Path | str | list[str], **others: Any) -> Data:
 def csv(path: Path, *rows: str, header: str = "y,c,n") -> Path:
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
+
+
+def read_all(given: Data) -> tuple[list[Rows], BadRows]:
+    bad = BadRows(given.max_bad_rows)
+    return list(read(find_tables(given.train, given), given, bad)), bad

@@ -5,13 +5,9 @@ Every pass over the same files returns the same valid rows with the same row num
 # pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false
 
-import codecs
 import difflib
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -22,30 +18,14 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rolecall.kit.tables.file_errors import BLOCK_BYTES, MAX_CHARS, parse_errors, require_text_header
 from rolecall.kit.tables.files import TableFile
 from rolecall.kit.tables.params import MAX_CLASSES, Categorical, Csv, Data, Label, plain_text
 from rolecall.spec.errors import InputError
 
-_BLOCK_BYTES = 1 << 20  # Arrow prefetches up to 32 blocks
-_BLOCK = f"{_BLOCK_BYTES >> 20} MiB"
 _CHUNK_ROWS = 32_768
 _MAX_REPORTS = 5
-_MAX_CHARS = 500
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_STRUCTURE_FAULTS = {
-    "straddling object": f"a row is longer than {_BLOCK}; shorten it, or close its quote",
-    "Empty CSV file or block": (
-        f"it has no complete row in its first {_BLOCK}; end each row with a line break, and close every quote"
-    ),
-    "Empty CSV file": "it is empty; write its rows, or omit it",
-}
-"""The faults of files whose rows Arrow can't find, by a part of Arrow's error."""
-_READ_ERRORS = (OSError, EOFError, zlib.error)
-_OTHER_FORMATS = {
-    b"PAR1": "it is a Parquet file: set data.format to parquet",
-    b"\x1f\x8b": "it is compressed with gzip: add .gz to its name",
-}
-"""The advice for files that are not text, by their first bytes."""
 _YES, _NO = ["1", "1.0", "true", "True", "TRUE"], ["0", "0.0", "false", "False", "FALSE"]
 
 
@@ -127,10 +107,10 @@ def require_columns(file: TableFile, data: Data) -> None:
     schema, names = _schema(file, data.csv)
     for column in data.columns:
         if column not in names:
-            _require_text_header(file, data.csv)
+            require_text_header(file, data.csv)
             near = difflib.get_close_matches(column, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            given = ", ".join(names)[:_MAX_CHARS]
+            given = ", ".join(names)[:MAX_CHARS]
             advice = "" if near or file.format == "parquet" else _header_advice(file, data, names)
             raise InputError(f"{file.url} has no column {column!r}; {hint}its columns are: {given}{advice}")
     if file.format == "parquet":  # Columns of CSV files are read as text.
@@ -151,57 +131,13 @@ def _header_advice(file: TableFile, data: Data, names: Sequence[str]) -> str:
 
 def _schema(file: TableFile, csv: Csv) -> tuple[pa.Schema, list[str]]:
     """The file's columns, and their names."""
-    with file.open() as stream, _parse_errors(file, csv):
+    with file.open() as stream, parse_errors(file, csv):
         if file.format == "parquet":
             schema = pq.ParquetFile(stream).schema_arrow
         else:
             with pacsv.open_csv(stream, _read_options(csv), _parse_options(file, csv, lambda _: "skip")) as reader:
                 schema = reader.schema
         return schema, list(schema.names)
-
-
-def _require_text_header(file: TableFile, csv: Csv) -> None:
-    """Raises `InputError` if a file's header is not text in UTF-8, or contains NUL; that explains other errors."""
-    if file.format == "parquet" or csv.column_names is not None:
-        return
-    with suppress(*_READ_ERRORS), file.open() as stream:
-        header = stream.readline(_BLOCK_BYTES)
-        bad = header.find(b"\0")
-        try:
-            codecs.getincrementaldecoder("utf-8")().decode(header)
-        except UnicodeDecodeError as error:
-            bad = error.start
-        if bad >= 0:
-            raise _not_text(file, 1, header[bad], header)
-
-
-def _require_text(file: TableFile) -> None:
-    """Raises `InputError` with the first line that is not text in UTF-8. Arrow names only the column, by its index.
-
-    Not called before there is an error: columns that a job does not use may contain anything.
-    """
-    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
-    with suppress(*_READ_ERRORS), file.open() as stream:
-        start = chunk = stream.read(_BLOCK_BYTES)
-        while True:
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                line += error.object.count(b"\n", 0, error.start)
-                raise _not_text(file, line, error.object[error.start], start) from None
-            if not chunk:
-                return
-            line += chunk.count(b"\n")
-            chunk = stream.read(_BLOCK_BYTES)
-
-
-def _not_text(file: TableFile, line: int, byte: int, start: bytes) -> InputError:
-    """The error for a byte that is not text, in a file that begins with `start`."""
-    convert = "convert a text, for example with `iconv -f LATIN1 -t UTF-8`"
-    advice = next((other for magic, other in _OTHER_FORMATS.items() if start.startswith(magic)), convert)
-    return InputError(
-        f"{file.url} line {line} is not text in UTF-8 (byte 0x{byte:02x}), as a {file.format} file must be; {advice}"
-    )
 
 
 def _require_label_type(file: TableFile, label: Label, kind: pa.DataType) -> None:
@@ -258,7 +194,7 @@ class _Chunk:
 def _chunks(file: TableFile, data: Data, bad: BadRows) -> Iterator[_Chunk]:
     skipped: list[int] = []
     first = 2 if file.format != "parquet" and data.csv.column_names is None else 1
-    with file.open() as stream, _parse_errors(file, data.csv):
+    with file.open() as stream, parse_errors(file, data.csv):
         if file.format == "parquet":
             batches = pq.ParquetFile(stream).iter_batches(_CHUNK_ROWS, columns=data.columns)
         else:
@@ -282,7 +218,7 @@ def _csv(file: TableFile, stream: BinaryIO, data: Data, bad: BadRows, skipped: l
 
 def _read_options(csv: Csv) -> pacsv.ReadOptions:
     # Arrow reports row numbers only with a single parser thread.
-    return pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=csv.column_names)
+    return pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=csv.column_names)
 
 
 def _parse_options(file: TableFile, csv: Csv, skip: Callable[[Any], str]) -> pacsv.ParseOptions:
@@ -291,36 +227,6 @@ def _parse_options(file: TableFile, csv: Csv, skip: Callable[[Any], str]) -> pac
 
 def _delimiter(file: TableFile, csv: Csv) -> str:
     return csv.delimiter or ("\t" if file.format == "tsv" else ",")
-
-
-@contextmanager
-def _parse_errors(file: TableFile, csv: Csv) -> Iterator[None]:
-    """Turn errors of readers and decompressors into an `InputError` with the file's name and its fault."""
-    try:
-        yield
-    except (pa.ArrowException, UnicodeError, *_READ_ERRORS) as error:
-        raise _explained(file, csv, error) from error
-
-
-def _explained(file: TableFile, csv: Csv, error: Exception) -> InputError:
-    """The error to raise instead of `error`, with advice about this fault alone.
-
-    Raises `InputError` itself if the cause is that the file is not text.
-    """
-    said = f"{error}"[:_MAX_CHARS]
-    if file.format == "parquet":
-        return InputError(f"{file.url} can't be parsed as parquet: {said}")
-    if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
-        advice = "a file named .gz must be a complete gzip file; copy or compress it again"
-        return InputError(f"{file.url} can't be decompressed: {said}; {advice}")
-    if isinstance(error, OSError):
-        return InputError(f"{file.url} can't be read: {said}")
-    # Rows with a wrong number of columns are skipped, unless Arrow can't decode them for our handler.
-    if isinstance(error, UnicodeError) or "invalid UTF8" in said or ": Expected " in said:
-        _require_text(file)
-    _require_text_header(file, csv)
-    fault = next((fault for text, fault in _STRUCTURE_FAULTS.items() if text in said), said)
-    return InputError(f"{file.url} can't be parsed as {file.format}: {fault}")
 
 
 def _parse(chunk: _Chunk, start: int, data: Data, bad: BadRows) -> Rows:
