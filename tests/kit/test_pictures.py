@@ -63,8 +63,17 @@ def test_a_timeline_with_thousands_of_threads_is_drawn_soon() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     document = TimelineDocument.model_construct(job="toy-1", attempt=1, live=True, at=at, workers=workers, silent=())
     begin = time.process_time()
-    assert timeline_svg(document).count("<rect") > 256
+    svg = timeline_svg(document)
+    assert svg.count("<rect") > 256
+    assert f"; without {32 * 3000 - 256} threads after the first 256" in svg
     assert is_within(time.process_time() - begin, 2)
+
+
+def test_a_picture_without_all_bars_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolecall.kit.pictures._MAX_BARS", 20)
+    svg = schedule_svg(timed(planned_order("1F1B", 4, 8, 1)), "a title", "a note.")
+    assert len(bars(svg)) == 20
+    assert "a note; without 44 bars after the first 20" in labels(svg, "faint")
 
 
 def test_a_timeline_of_nested_phases_is_drawn_soon() -> None:

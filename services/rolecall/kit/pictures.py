@@ -67,6 +67,10 @@ class Bar:
     depth: int = 0
 
 
+VisibleBar = tuple[Bar, tuple[float, float]]
+"""A bar, and its longest part that no bar inside it covers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Rows of bars above an axis; `bars` has the indices of `rows`."""
@@ -116,27 +120,28 @@ def timeline_svg(document: TimelineDocument) -> str:
     steps = [step for worker in document.workers for step in worker.steps]
     begin = min((step.begin_s for step in steps), default=-math.inf)
     end = max((step.begin_s + step.seconds for step in steps), default=math.inf)
-    rows, bars = list[str](), list[Bar]()
+    rows, bars, threads_without_row = list[str](), list[Bar](), 0
     for worker in document.workers:
         threads = defaultdict[str, list[Span]](list)
         for span in worker.spans:
-            threads[span.thread].append(span)
+            if span.begin_s < end and span.begin_s + span.seconds > begin:
+                threads[span.thread].append(span)
         for thread in sorted(threads, key=lambda name: (name != "main", name)):
             if len(rows) == _MAX_ROWS:
-                break
-            drawn = [
+                threads_without_row += 1
+                continue
+            bars += [
                 replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
                 for bar in _span_bars(threads[thread], len(rows))
-                if bar.begin < end and bar.end > begin
             ]
-            if drawn:
-                bars += drawn
-                rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
+            rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
     note = (
         f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC" if bars else "no step is recorded yet"
     )
     if document.silent:
         note += f"; without {len(document.silent)} workers that did not answer"
+    if threads_without_row:
+        note += f"; without {threads_without_row} threads after the first {_MAX_ROWS}"
     return _draw(document.job, note, [Panel(rows, bars, "seconds")])
 
 
@@ -178,10 +183,14 @@ def _span_bars(spans: Iterable[Span], row: int) -> Iterator[Bar]:
 
 
 def _draw(title: str, note: str, panels: Sequence[Panel]) -> str:
-    drawn, top = list[str](), _TOP
+    drawn, top, omitted = list[str](), _TOP, 0
     for panel in panels:
-        drawn += _panel(panel, top)
+        visible = _visible(panel)
+        omitted += len(visible[_MAX_BARS:])
+        drawn += _panel(panel, top, visible[:_MAX_BARS])
         top += _height(panel)
+    if omitted:
+        note = f"{note.removesuffix('.')}; without {omitted} bars after the first {_MAX_BARS}"
     height, width = top, _LEFT + _WIDTH + 30
     used = [kind for kind in _KINDS if any(bar.kind == kind for panel in panels for bar in panel.bars)]
     parts = [
@@ -191,7 +200,7 @@ def _draw(title: str, note: str, panels: Sequence[Panel]) -> str:
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{width}" height="{height}"/>',
         f'<text x="16" y="22" font-size="15">{escape(title)}</text>',
-        *([] if len(panels) > 1 else [f'<text class="faint" x="16" y="40">{escape(note)}</text>']),
+        *([] if len(panels) > 1 and not omitted else [f'<text class="faint" x="16" y="40">{escape(note)}</text>']),
         *_legend(used, width),
         *drawn,
         "</svg>",
@@ -203,11 +212,24 @@ def _height(panel: Panel) -> int:
     return (_HEADING if panel.heading else 0) + len(panel.rows) * (_ROW + _GAP) + _BOTTOM
 
 
-def _panel(panel: Panel, top: int) -> Iterator[str]:
-    """The panel with its upper edge at `top`."""
+def _extent(panel: Panel) -> tuple[float, float]:
+    """The begin and the length of the panel's axis."""
     begin = min((bar.begin for bar in panel.bars), default=0.0)
     length = max((bar.end for bar in panel.bars), default=0.0) - begin
-    length = length if length > _LEAST_LENGTH else 1.0
+    return begin, length if length > _LEAST_LENGTH else 1.0
+
+
+def _visible(panel: Panel) -> list[VisibleBar]:
+    """The bars that are wide enough."""
+    _, length = _extent(panel)
+    narrowest = _LEAST_WIDTH * length / _WIDTH
+    found = zip(panel.bars, _free_parts(panel.bars), strict=True)
+    return [(bar, part) for bar, part in found if bar.end - bar.begin >= narrowest]
+
+
+def _panel(panel: Panel, top: int, visible: Iterable[VisibleBar]) -> Iterator[str]:
+    """The panel with its upper edge at `top`."""
+    begin, length = _extent(panel)
     bottom = top + _height(panel) - _BOTTOM
     if panel.heading:
         yield f'<text x="{_LEFT}" y="{top + 10}" font-size="13">{escape(panel.heading)}</text>'
@@ -215,16 +237,12 @@ def _panel(panel: Panel, top: int) -> Iterator[str]:
     yield from _axis(begin, length, top, bottom, panel.unit)
     for row, name in enumerate(panel.rows):
         yield f'<text x="{_LEFT - 8}" y="{_y(top, row) + _ROW * 0.65:.0f}" text-anchor="end">{escape(name)}</text>'
-    yield from _rectangles(panel.bars, begin, _WIDTH / length, top)
+    yield from _rectangles(visible, begin, _WIDTH / length, top)
 
 
-def _rectangles(bars: Sequence[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
-    drawn = 0
-    for bar, (left, right) in zip(bars, _free_parts(bars), strict=True):
+def _rectangles(bars: Iterable[VisibleBar], begin: float, scale: float, top: int) -> Iterator[str]:
+    for bar, (left, right) in bars:
         x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
-        if width < _LEAST_WIDTH or drawn >= _MAX_BARS:
-            continue
-        drawn += 1
         inset = min(4 * bar.depth, _ROW // 3)
         y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
