@@ -101,6 +101,13 @@ async def test_every_example_is_a_job_that_its_workload_accepts(tmp_path: Path) 
         assert not json.loads((await run_at(master, "jobs", "--json")).out)["jobs"], "a dry run creates nothing"
 
 
+async def test_a_plug_in_that_could_not_be_loaded_is_named_with_its_error(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as master:
+        listed = await run_at(master, "workloads")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["NAME", "toy"]
+    assert listed.err == "warning: the workload sad could not be loaded: ImportError: no module named sad\n"
+
+
 async def test_a_workload_without_an_example_promises_none(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as master:
         assert "Example job" not in (await run_at(master, "workloads", "toy")).out

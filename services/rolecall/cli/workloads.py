@@ -10,9 +10,9 @@ from rich.tree import Tree
 from rolecall.cli.completion import workload_names
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import out, print_json, print_table
+from rolecall.cli.output import err, out, print_json, print_table
 from rolecall.cli.param_tree import ParamEntry, param_tree
-from rolecall.spec.api import WorkloadDocument
+from rolecall.spec.api import WorkloadDocument, WorkloadList
 
 Name = Annotated[
     str | None,
@@ -34,18 +34,24 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
     if (example or schema) and not name:
         raise typer.BadParameter("name the workload", param_hint="--example, --schema")
     with connect(url, token) as client:
-        found = [client.workload(name)] if name else client.workloads()
+        installed = (
+            WorkloadList(workloads=[client.workload(name)], broken={})
+            if name
+            else client.call(WorkloadList, "GET", "/workloads")
+        )
         if json and not (example or schema):
             print_json(client.raw)
             return
     if example:
-        _print_example(found[0])
+        _print_example(installed.workloads[0])
     elif schema:
-        print_json(found[0].params)
+        print_json(installed.workloads[0].params)
     elif name:
-        _describe(found[0])
+        _describe(installed.workloads[0])
     else:
-        print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in found])
+        print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in installed.workloads])
+        for plug_in, why in installed.broken.items():
+            err.print(f"[yellow]warning:[/] the workload {escape(plug_in)} could not be loaded: {escape(why)}")
 
 
 def _print_example(workload: WorkloadDocument) -> None:
