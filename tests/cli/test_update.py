@@ -1,10 +1,12 @@
-"""`rolecall update`, and the lists that its changes select, with a master of the harness."""
+"""`rolecall update`, the lists that its changes select, and control of jobs, with a master of the harness."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.master.harness import ONE_TRAINER, Client, on_master
+from tests.master.harness import ONE_TRAINER, Client, on_master, one_trainer
+
+from rolecall.spec.state import WorkerState
 
 from .command import run, run_at
 
@@ -62,3 +64,16 @@ def test_what_changes_nothing_is_a_usage_error(options: tuple[str, ...], said: s
     done = run("update", "toy-1", *options)
     assert done.code == 2
     assert said in done.err
+
+
+async def test_a_pause_can_be_taken_back_until_the_job_is_paused(master: Client) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    assert (await run_at(master, "pause", job)).out == f"job {job} is stopping (paused by admin)\n"
+    for _ in range(2):
+        assert (await run_at(master, "resume", job)).out == f"job {job} is stopping (resumed by admin)\n"
+    await run_at(master, "cancel", job)
+    refused = await run_at(master, "resume", job)
+    assert (refused.code, "only a paused job can be resumed" in refused.err) == (5, True)

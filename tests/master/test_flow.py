@@ -239,6 +239,25 @@ async def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> N
         assert document["ended_at"] is not None
 
 
+async def test_a_job_that_is_resumed_before_its_gang_has_stopped_is_queued_afterward(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        assert (await client.user("POST", f"/jobs/{job}/pause")).json()["state"] == "stopping"
+        assert (await client.user("POST", f"/jobs/{job}/resume")).json()["state"] == "stopping"
+        (worker,) = await node.workers(1, StopMode.DRAIN)
+        assert (await client.checkpoint(job, 1, 3)).status_code == 201
+        await node.say(worker, WorkerState.STOPPED, exit_code=75)
+        (worker,) = await node.workers()
+        assert worker.launch.resume_from is not None
+        document = (await client.user("GET", f"/jobs/{job}")).json()
+        assert [attempt["state"] for attempt in document["attempts"]] == ["paused", "placed"]
+        events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
+        assert "resumed by admin" in [event["message"] for event in events]
+
+
 async def test_a_draining_node_sends_its_job_back_to_the_queue(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)

@@ -1,7 +1,10 @@
 """`rolecall cancel`, `pause`, `resume` and `retry`: one request each, and the resulting state."""
 
+from rich.markup import escape
+
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, state
+from rolecall.spec.state import JobState
 
 
 def cancel(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -15,7 +18,7 @@ def pause(job: JobId, json: Json = False, url: Url = None, token: Token = None) 
 
 
 def resume(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Queue a paused job again. It resumes from its newest checkpoint."""
+    """Queue a paused job again, or one that is still being paused. It resumes from its newest checkpoint."""
     _act(job, "resume", json, url, token)
 
 
@@ -30,4 +33,5 @@ def _act(job: str, action: str, as_json: bool, url: str | None, token: str | Non
         if as_json:
             print_json(client.raw)
         else:
-            out.print(f"job {document.id} is {state(document)}")
+            why = f" ({escape(document.reason)})" if document.state is JobState.STOPPING and document.reason else ""
+            out.print(f"job {document.id} is {state(document)}{why}")

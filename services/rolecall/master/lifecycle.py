@@ -157,10 +157,13 @@ def pause(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
     return JobStep(JobState.PAUSED, f"paused by {by}")
 
 
-def check_resume(job: JobSummary) -> None:
-    """Raise `IllegalTransition` unless `job` is paused."""
+def resume(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
+    """The step with which the token `by` resumes `job`, whose gang may still be stopping in the mode `stop`."""
+    if job.state is JobState.STOPPING and stop in {StopMode.PAUSE, StopMode.DRAIN}:
+        return JobStep(JobState.STOPPING, f"resumed by {by}", stop=StopMode.DRAIN)
     if job.state is not JobState.PAUSED:
         raise IllegalTransition(f"job {job.id} {job.state.predicate}; only a paused job can be resumed")
+    return JobStep(JobState.QUEUED, f"resumed by {by}")
 
 
 def check_retry(job: JobSummary) -> None:

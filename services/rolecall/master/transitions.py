@@ -26,7 +26,10 @@ async def apply_step(connection: AsyncConnection, job: JobSummary, step: JobStep
     Returns the nodes whose desired workers it may change.
     """
     if not job.state.holds_slots:
-        await jobs.move(connection, job, step.after, now, step.reason or "", reason=step.reason)
+        if step.after is JobState.QUEUED:
+            await jobs.requeue(connection, job, now, step.reason, 0.0)
+        else:
+            await jobs.move(connection, job, step.after, now, step.reason or "", reason=step.reason)
         return set()
     gang = await attempts.gang(connection, job)
     if job.state is JobState.STOPPING:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, has_room, needs, sees_job
@@ -26,7 +27,7 @@ from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.errors import InvalidJob, InvalidRequest
 from rolecall.spec.job import JobDocument, JobUpdate
 from rolecall.spec.labels import MAX_LABELS
-from rolecall.spec.state import JobState
+from rolecall.spec.state import JobState, StopMode
 
 router = APIRouter(tags=["jobs"])
 _READS = [Depends(needs(*USERS))]
@@ -132,19 +133,22 @@ async def pause_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
-            stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name), master.clock.now())
+            step = lifecycle.pause(record, await _stop_mode(connection, record), caller.name)
+            nodes = await apply_step(connection, record, step, master.clock.now())
     return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/resume", dependencies=_ADDS, summary="Resume a paused job", responses=documented(409))
 async def resume_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
-    """Queue the job again. It resumes from its newest checkpoint."""
+    """Queue the job again. It resumes from its newest checkpoint.
+
+    If the job is still being paused, it is queued when its workers have stopped.
+    """
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        lifecycle.check_resume(record)
-        await jobs.requeue(connection, record, master.clock.now(), f"resumed by {caller.name}", 0.0)
-    return await _changed(master, job)
+        step = lifecycle.resume(record, await _stop_mode(connection, record), caller.name)
+        nodes = await apply_step(connection, record, step, master.clock.now())
+    return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/retry", dependencies=_ADDS, summary="Retry an ended job", responses=documented(409))
@@ -156,6 +160,10 @@ async def retry_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
         await reserve_submission(connection, record.owner, master.access.limits.get(record.owner))
         await jobs.renew(connection, record, master.clock.now(), f"retried by {caller.name}")
     return await _changed(master, job)
+
+
+async def _stop_mode(connection: AsyncConnection, job: JobSummary) -> StopMode | None:
+    return (await attempts.gang(connection, job)).attempt.stop if job.state.holds_slots else None
 
 
 async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:
