@@ -2,10 +2,12 @@
 
 from datetime import UTC, datetime
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.markup import escape
 from rich.table import Table
+from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
 from rolecall.cli import follow
 from rolecall.cli.jobs import job_table
@@ -14,8 +16,10 @@ from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
-from rolecall.spec.state import JobState
+from rolecall.spec.state import JobState, WorkerState
 from rolecall.workloads.catalogue import load
+
+from .command import run_at
 
 HOSTILE = "\x1b]52;c;eA==\x07 \x1b[2J [red]"
 
@@ -32,6 +36,20 @@ def test_texts_send_no_control_characters_to_a_terminal() -> None:
     assert "\x1b]" not in text
     assert "\x1b[2J" not in text
     assert "\x1b[1m" in text, "its own styles stay"
+
+
+async def test_a_log_leaves_the_terminal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_master(tmp_path) as master:
+        node = await one_trainer(master)
+        job = (await master.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await node.ship(worker, "log", f"{HOSTILE}\x1b[8mconcealed\n".encode())
+        assert (await run_at(master, "logs", job)).out.endswith("\x1b[8mconcealed\n")
+        monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
+        shown = (await run_at(master, "logs", job)).out
+    assert r"\x1b]52;c;eA==\x07 \x1b[2J [red]" in shown
+    assert shown.endswith("\x1b[8mconcealed\n\x1b[0m")
 
 
 def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:

@@ -16,6 +16,7 @@ from rolecall.cli.output import err, print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
 
+_PLAIN = "\x1b[0m"
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
 OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker with this rank.")]
@@ -70,6 +71,9 @@ def logs(  # noqa: PLR0917 - the command line is the signature
                 err.print("no line matches" if chosen else "the workers have written nothing")
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
+        finally:
+            if sys.stdout.isatty():  # The job may have left a color, or concealed what follows.
+                print(_PLAIN, end="", flush=True)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
