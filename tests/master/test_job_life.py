@@ -356,7 +356,7 @@ class JobLife(RuleBasedStateMachine):
     def jobs_live_by_the_rules(self) -> None:
         response = self.run(jobs.list_jobs(self.master, USER, [], []))
         assert isinstance(response, Response)
-        listed = JobPage.model_validate_json(response.body).jobs
+        listed = JobPage.model_validate_json(bytes(response.body)).jobs
         documents = [self._document(job.id) for job in listed]
         assert [job.model_dump(exclude={"progress", "reason"}) for job in listed] == [
             job.model_dump(include=JobOverview.model_fields.keys() - {"progress", "reason"}) for job in documents
