@@ -189,3 +189,24 @@ def test_a_gang_that_aborts_can_not_be_paused() -> None:
     with pytest.raises(IllegalTransition, match="abort"):
         lifecycle.pause(make_job(J.STOPPING), StopMode.ABORT, "alice")
     assert lifecycle.pause(make_job(J.STOPPING), DRAIN, "alice").stop is PAUSE
+
+
+def test_a_job_that_is_paused_or_being_paused_is_resumed() -> None:
+    assert lifecycle.resume(make_job(J.PAUSED), None, "alice").after is J.QUEUED
+    step = lifecycle.resume(make_job(J.STOPPING), PAUSE, "alice")
+    assert (step.stop, step.reason) == (DRAIN, "resumed by alice")
+    step = lifecycle.resume(make_job(J.STOPPING, reason="a node drains"), DRAIN, "alice")
+    assert (step.stop, step.reason) == (DRAIN, "a node drains"), "it is queued for that"
+    for state, stop in ((J.QUEUED, None), (J.RUNNING, None), (J.STOPPING, StopMode.CANCEL), (J.SUCCEEDED, None)):
+        with pytest.raises(IllegalTransition, match="only a paused job"):
+            lifecycle.resume(make_job(state), stop, "alice")
+
+
+def test_a_job_with_many_attempts_gets_no_more() -> None:
+    for state, stop in ((J.PAUSED, None), (J.STOPPING, PAUSE)):
+        lifecycle.resume(make_job(state, attempt=999), stop, "alice")
+        with pytest.raises(IllegalTransition, match="has had 1000 attempts"):
+            lifecycle.resume(make_job(state, attempt=1000), stop, "alice")
+    lifecycle.check_retry(make_job(J.FAILED, attempt=999))
+    with pytest.raises(IllegalTransition, match="has had 1000 attempts"):
+        lifecycle.check_retry(make_job(J.FAILED, attempt=1000))

@@ -13,8 +13,9 @@ from tests.running import accepted
 
 from rolecall.master import exporter, metrics
 from rolecall.master.placement import Seating
-from rolecall.master.store import exports
+from rolecall.master.store import exports, jobs
 from rolecall.spec.access import Scope
+from rolecall.spec.job import Progress
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
@@ -71,6 +72,13 @@ async def test_a_scrape_reads_no_parameters_and_computes_outside_the_event_loop(
         await node.say(worker, WorkerState.RUNNING)
         await client.until(job, "running")
         await client.submit(roles=ONE_TRAINER)
+        async with client.master.database.write() as connection:
+            await jobs.set_progress(connection, job, Progress(step=5, metrics={"x" * 20_000: 1.0}))
+        unread = await scraped(client)
+        assert "rolecall_job_step" not in unread, "it is too long to be read"
+        assert list(unread["rolecall_job_attempt"].values()) == [1.0]
+        async with client.master.database.write() as connection:
+            await jobs.set_progress(connection, job, Progress())
         before = await scraped(client)
         assert before["rolecall_job_step"] == {frozenset({("job", job), ("workload", "toy")}): 0.0}
         await node.progress(worker, line("step", step=7))

@@ -344,7 +344,7 @@ async def test_large_progress_is_not_read_with_live_jobs(database: Database) -> 
         await connection.execute(text("UPDATE jobs SET progress = progress || '}'"))
     async with database.read() as connection:
         found = await jobs.live(connection)
-        assert await jobs.progress_of(connection, ["toy-1", "toy-2"]) == {"toy-2": Progress()}
+        assert await jobs.progress_of(connection, ["toy-1", "toy-2"]) == {}
     assert (list(found.unreadable), list(found.live)) == (["toy-1"], ["toy-2"])
 
 

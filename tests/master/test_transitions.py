@@ -6,13 +6,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.lifecycle import JobStep
-from rolecall.master.store import attempts, checkpoints, events, jobs, workers
+from rolecall.master.store import attempts, checkpoints, events, jobs, schema, workers
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import Gang, JobRecord
 from rolecall.master.transitions import VERIFY_S, apply_step, fail_unreadable, lose_workers, take_step
+from rolecall.spec.errors import StaleAttempt
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
 from rolecall.spec.role import Role
@@ -105,6 +107,25 @@ async def test_a_gang_that_is_being_stopped_can_be_given_another_end(connection:
     assert (gang.job.state, gang.job.reason) == (JobState.STOPPING, "cancelled by alice")
     assert (gang.attempt.stop, gang.attempt.cause) == (StopMode.CANCEL, "cancelled by alice")
     assert await events.of_job(connection, "toy-1") == told, "its state is the same"
+
+
+@pytest.mark.parametrize("stop", [StopMode.DRAIN, StopMode.CANCEL])
+async def test_the_end_of_a_gang_is_decided_by_the_newest_request(connection: AsyncConnection, stop: StopMode) -> None:
+    step = JobStep(JobState.STOPPING, "paused by alice", stop=StopMode.PAUSE)
+    await place(connection)
+    await apply_step(connection, await job(connection), step, NOW)
+    seen = await attempts.gang(connection, await job(connection))
+    await apply_step(connection, await job(connection), JobStep(JobState.STOPPING, "changed", stop=stop), LATER)
+    with pytest.raises(StaleAttempt):
+        await take_step(connection, seen, JobStep(JobState.PAUSED), LATER)
+
+
+async def test_a_gang_that_a_newer_release_stops_can_end(connection: AsyncConnection) -> None:
+    await place(connection)
+    await connection.execute(update(schema.attempts).values(stop="relocate"))
+    gang = await attempts.gang(connection, await job(connection))
+    assert gang.attempt.stop is StopMode.DRAIN
+    await take_step(connection, gang, JobStep(JobState.STOPPING), LATER)
 
 
 async def test_a_job_started_when_its_first_attempt_ran(connection: AsyncConnection) -> None:

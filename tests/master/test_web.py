@@ -190,7 +190,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     assert "has only the scope metrics" in refused.text
 
 
-@pytest.mark.parametrize(("verb", "pressed", "others"), [("cancel", "Cancelling…", 0), ("pause", "Pausing…", 1)])
+@pytest.mark.parametrize(("verb", "pressed", "others"), [("cancel", "Cancelling…", 0), ("pause", "Pausing…", 2)])
 async def test_a_job_that_is_being_stopped_shows_which_button_was_pressed(
     client: Client, verb: str, pressed: str, others: int
 ) -> None:

@@ -48,6 +48,10 @@ async def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
         assert await record("checkpoints", manifest | {"position": {"seeds": "x" * 70_000}}) == 422
         assert await record("checkpoints", manifest | {"parts": [{}] * 10_001}) == 422
         assert await record("checkpoints", manifest | {"parts": ["x" * (4 << 20)]}) == 413
+        assert await record("checkpoints", manifest | {"parts": [PART, PART]}) == 422, "each has its own name"
+        few = [PART | {"name": f"part-{number}"} for number in range(17)]
+        refused = await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=manifest | {"parts": few})
+        assert (refused.status_code, "at most 16 parts" in refused.json()["detail"]) == (409, True)
         names = [f"trainer-{number:04}" for number in range(10_000)]
         parts = [PART | {"name": name, "blob": f"12/step-{1:012}-{name}.safetensors"} for name in names]
         assert await record("checkpoints", manifest | {"parts": parts}) == 409, "a gang of 10,000 workers"

@@ -115,7 +115,7 @@ class Job:
         return self.client.act(self.id, "pause")
 
     def resume(self) -> JobDocument:
-        """Queue the paused job again."""
+        """Queue the paused job again, or the job that is still being paused."""
         return self.client.act(self.id, "resume")
 
     def retry(self) -> JobDocument:

@@ -20,7 +20,8 @@ class Running:
 
     job: JobSummary
     attempt: AttemptSummary
-    progress: Progress
+    progress: Progress | None
+    """None if the stored one is too long or unreadable, and no newer one is in memory."""
 
 
 class History:
@@ -36,7 +37,7 @@ class History:
         self, connection: AsyncConnection, running: Sequence[Running], ended: Sequence[EndedJob], now: datetime
     ) -> dict[str, Goodput]:
         """The goodput of each job whose workload reports how it spends its time. Forgets all other jobs."""
-        reporting = [one for one in running if one.progress.spent is not None]
+        reporting = [one for one in running if one.progress and one.progress.spent is not None]
         finished = [job for job in ended if job.progress.spent is not None]
         past, known = self._past, self._ended  # Another call may replace them during this one.
         unread = {one.job.id for one in reporting if (one.job.id, one.attempt.number) not in past}
@@ -59,7 +60,7 @@ class History:
 
     def _of_running(self, one: Running, now: datetime) -> Goodput:
         past = self._past[one.job.id, one.attempt.number]
-        spent = one.progress.spent or TimeSpent()
+        spent = (one.progress and one.progress.spent) or TimeSpent()
         return goodput(past, one.attempt, spent, created_at=one.job.created_at, until=now)
 
 

@@ -82,17 +82,18 @@ def _state(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
 
 
 def _progress(running: Sequence[Running]) -> Iterator[GaugeMetricFamily]:
-    named = [([one.job.id, one.job.workload], one.job.attempt, one.progress) for one in running]
-    losses = ((who, progress.loss) for who, _, progress in named if progress.loss is not None)
-    speeds = ((who, p.samples_per_s) for who, _, p in named if p.samples_per_s is not None)
-    yield gauge("rolecall_job_attempt", "The running attempt's number.", _JOB, ((who, n) for who, n, _ in named))
-    yield gauge("rolecall_job_step", "The newest optimizer step.", _JOB, ((who, p.step) for who, _, p in named))
+    attempts = (([one.job.id, one.job.workload], one.job.attempt) for one in running)
+    named = [([one.job.id, one.job.workload], one.progress) for one in running if one.progress]
+    losses = ((who, progress.loss) for who, progress in named if progress.loss is not None)
+    speeds = ((who, progress.samples_per_s) for who, progress in named if progress.samples_per_s is not None)
+    yield gauge("rolecall_job_attempt", "The running attempt's number.", _JOB, attempts)
+    yield gauge("rolecall_job_step", "The newest optimizer step.", _JOB, ((who, one.step) for who, one in named))
     yield gauge("rolecall_job_loss", "The newest training loss.", _JOB, losses)
     yield gauge("rolecall_job_samples_per_second", "Samples trained per second.", _JOB, speeds)
 
 
 def _declared(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
-    newest = [(one.job.id, one.job.workload, _reported(one.progress)) for one in found.running]
+    newest = [(one.job.id, one.job.workload, _reported(one.progress)) for one in found.running if one.progress]
     newest += [(job.id, job.workload, _reported(job.progress)) for job in found.ended]
     results = [(job.id, job.workload, _numbers(job.result or {})) for job in found.ended]
     about = "The newest value of a metric that the workload declares; also for an hour after the job's end."

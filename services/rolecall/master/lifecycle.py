@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from rolecall.master.store.records import AttemptSummary, Gang, JobSummary, WorkerRecord
 from rolecall.retry import delay_s
+from rolecall.spec.bounds import MAX_ATTEMPTS
 from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure, StartTimes, WorkerReport, cause_prefix, first_cause
@@ -159,10 +160,14 @@ def pause(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
 
 def resume(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
     """The step with which the token `by` resumes `job`, whose gang may still be stopping in the mode `stop`."""
-    if job.state is JobState.STOPPING and stop in {StopMode.PAUSE, StopMode.DRAIN}:
-        return JobStep(JobState.STOPPING, f"resumed by {by}", stop=StopMode.DRAIN)
-    if job.state is not JobState.PAUSED:
+    if job.state is JobState.STOPPING and stop is StopMode.DRAIN:
+        return JobStep(JobState.STOPPING, job.reason, stop=StopMode.DRAIN)  # It is queued afterward anyway.
+    being_paused = job.state is JobState.STOPPING and stop is StopMode.PAUSE
+    if not (being_paused or job.state is JobState.PAUSED):
         raise IllegalTransition(f"job {job.id} {job.state.predicate}; only a paused job can be resumed")
+    _refuse_more_attempts(job)
+    if being_paused:
+        return JobStep(JobState.STOPPING, f"resumed by {by}", stop=StopMode.DRAIN)
     return JobStep(JobState.QUEUED, f"resumed by {by}")
 
 
@@ -170,6 +175,14 @@ def check_retry(job: JobSummary) -> None:
     """Raise `IllegalTransition` unless `job` failed or was cancelled."""
     if job.state not in {JobState.FAILED, JobState.CANCELLED}:
         raise IllegalTransition(f"job {job.id} {job.state.predicate}; only a failed or cancelled job can be retried")
+    _refuse_more_attempts(job)
+
+
+def _refuse_more_attempts(job: JobSummary) -> None:
+    if job.attempt >= MAX_ATTEMPTS:
+        raise IllegalTransition(
+            f"job {job.id} has had {job.attempt} attempts, and the limit is {MAX_ATTEMPTS}; submit it as a new job"
+        )
 
 
 def _refuse_ended(job: JobSummary, verb: str) -> None:

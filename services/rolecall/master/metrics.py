@@ -16,7 +16,6 @@ from rolecall.master.seats import Need
 from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import checkpoints, jobs
 from rolecall.spec.api import Volume
-from rolecall.spec.job import Progress
 from rolecall.spec.metric import places
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import WorkerPlan
@@ -72,7 +71,7 @@ async def _observe(master: Master) -> Snapshot:
         stored = await jobs.progress_of(connection, [job for job in ids if job not in in_memory])
         ended = await jobs.recently_ended(connection, now - KEPT, limit=MAX_ENDED, among=_AMONG)
         progress = stored | in_memory
-        running = [Running(gang.job, gang.attempt, progress.get(gang.job.id, Progress())) for gang in gangs]
+        running = [Running(gang.job, gang.attempt, progress.get(gang.job.id)) for gang in gangs]
         goodputs = await master.history.goodputs(connection, running, ended, now)
         written = await checkpoints.newest_times(connection, ids)
     workloads = master.catalogue.workloads

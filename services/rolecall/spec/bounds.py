@@ -17,6 +17,10 @@ MAX_FILES = 100_000
 """The maximum number of files of a job in the blob store."""
 MAX_PARTS = 10_000
 """The maximum number of files of one new checkpoint. The master reads all of them at once, each in 5 µs."""
+PARTS_PER_WORKER = 16
+"""The maximum number of files of one new checkpoint for each worker of the gang, on average."""
+MAX_ATTEMPTS = 1000
+"""The number of attempts after which a job can't be resumed or retried. Documents and pages read all of them."""
 MAX_ARTIFACTS = 1000
 """The maximum number of artifacts of a job."""
 MAX_PRIORITY = 100

@@ -73,7 +73,8 @@ class StopMode(StrEnum):
     PAUSE = "pause"
     """A user pauses: request to write a checkpoint and stop; then `paused`."""
     DRAIN = "drain"
-    """A node shuts down: request to write a checkpoint and stop; then `queued`, which does not count as a restart."""
+    """A node shuts down, or a user resumes a job that is being paused: request to write a checkpoint and stop; then
+    `queued`, which does not count as a restart."""
     DEADLINE = "deadline"
     """`deadline_s` has passed: stop request, SIGKILL after the grace time; then `failed`."""
     COMPLETE = "complete"

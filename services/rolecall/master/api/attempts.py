@@ -21,7 +21,7 @@ from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS, PARTS_PER_WORKER
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
@@ -37,6 +37,8 @@ def _check_parts(manifest: CheckpointManifest) -> CheckpointManifest:
     """Raise `ValueError` for parts beyond the limits. Stored manifests of earlier releases can have such parts."""
     if len(manifest.parts) > MAX_PARTS:
         raise ValueError(f"a checkpoint has at most {MAX_PARTS:,} parts, and this one has {len(manifest.parts):,}")
+    if len({part.name for part in manifest.parts}) < len(manifest.parts):
+        raise ValueError("two parts of a checkpoint have the same name")
     if any(len(part.name) > _MAX_PART_NAME or not _SHA256.fullmatch(part.sha256) for part in manifest.parts):
         raise ValueError(f"each part has a name of at most {_MAX_PART_NAME} characters, and a SHA-256 in hexadecimal")
     return manifest
@@ -150,6 +152,14 @@ async def record_checkpoint(job: JobId, attempt: int, manifest: _NewManifest, ma
     """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
+    async with master.database.read() as connection:
+        record = await _check_current(connection, job, attempt)
+    # Each worker of the next attempts gets the manifest.
+    if len(manifest.parts) > (most := PARTS_PER_WORKER * sum(record.roles.values())):
+        raise Conflict(
+            f"a checkpoint of job {job} has at most {most} parts, {PARTS_PER_WORKER} for each worker, and this one has "
+            f"{len(manifest.parts):,}; put more into each"
+        )
     for part in manifest.parts:
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:

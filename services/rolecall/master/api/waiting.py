@@ -64,11 +64,13 @@ async def until_sent(app: ASGIApp, scope: Scope, receive: Receive, send: Send, e
                 end()
             await send(message)
             return
-        if is_stream := message.get("more_body", False):
+        if message.get("more_body", False):
             end()
+            await send(message)
+            return
         body = message.get("body", b"")
         for start in range(0, len(body) or 1, _PART_BYTES):
-            more = is_stream or start + _PART_BYTES < len(body)
+            more = start + _PART_BYTES < len(body)
             await send({**message, "body": body[start : start + _PART_BYTES], "more_body": more})
 
     await app(scope, receive, send_in_parts)

@@ -53,11 +53,19 @@ async def begin(
 
 
 async def follow(connection: AsyncConnection, gang: Gang, state: JobState, **values: Any) -> None:
-    """Change the attempt's state together with its job's. Raises `StaleAttempt` if it has changed meanwhile."""
-    guard = (*_key(gang.job.id, gang.attempt.number), attempts.c.state == gang.attempt.state)
+    """Change the attempt's state together with its job's.
+
+    Raises `StaleAttempt` if the state or the mode of the stop has changed meanwhile.
+    """
+    attempt = gang.attempt
+    # A mode of a newer release is read as another one.
+    same_stop = or_(attempts.c.stop.is_not_distinct_from(attempt.stop), attempts.c.stop.not_in(tuple(StopMode)))
+    guard = (*_key(gang.job.id, attempt.number), attempts.c.state == attempt.state, same_stop)
     changed = await connection.execute(update(attempts).where(*guard).values(state=state, **values))
     if changed.rowcount != 1:
-        raise StaleAttempt(f"attempt {gang.attempt.number} of job {gang.job.id} is no longer {gang.attempt.state}")
+        raise StaleAttempt(
+            f"attempt {attempt.number} of job {gang.job.id} is no longer {attempt.state}, or its stop changed"
+        )
 
 
 async def set_port(connection: AsyncConnection, job: str, number: int, port: int) -> bool:

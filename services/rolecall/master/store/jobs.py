@@ -164,10 +164,11 @@ async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
 
 
 async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Progress]:
-    """The stored progress of `ids`, without unknown jobs and unreadable progress; empty if it is too long."""
+    """The stored progress of `ids`, without unknown jobs, and progress that is unreadable or too long."""
     if not ids:
         return {}
-    rows = await connection.execute(select(jobs.c.id, _BOUNDED_PROGRESS).where(jobs.c.id.in_(tuple(ids))))
+    bounded = func.length(jobs.c.progress) <= MAX_READ_CHARS
+    rows = await connection.execute(select(jobs.c.id, jobs.c.progress).where(jobs.c.id.in_(tuple(ids)), bounded))
     return {row.id: row.progress for row in rows if not isinstance(row.progress, Unreadable)}
 
 
