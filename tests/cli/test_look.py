@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Group
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
+from tests.master.test_series import job_with_full_streams
 
 from rolecall.cli.output import Terminal
-from rolecall.cli.watch import drawn_metrics, picture
+from rolecall.cli.watch import _draw_to_end, drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
@@ -133,6 +134,9 @@ async def _metrics(master: Client, job: str) -> None:
     assert (only[0].split(",")[-1], [text.split(",")[-1] for text in only[1:]]) == ("validation_auc", ["0.75"])
     assert json.loads((await run_at(master, "metrics", job, "--json")).out)["series"][0]["role"] == "trainer"
     assert (await run_at(master, "metrics", job, "--json", "--metric", "loss")).code == 2
+    first, second = [await run_at(master, "metrics", job, "--attempt", attempt) for attempt in ("1", "2")]
+    assert [text.split() for text in first.out.splitlines()] == shown
+    assert (second.code, f"job {job} has no attempt 2" in second.err) == (4, True)
     wrong = await run_at(master, "metrics", job, "--metric", "auc")
     assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
 
@@ -209,12 +213,16 @@ async def _top(master: Client, job: str) -> None:
     assert ([one["id"] for one in document["jobs"]], len(document["nodes"])) == ([job], 1)
 
 
+def screen() -> Terminal:
+    return Terminal(file=io.StringIO(), force_terminal=True, highlight=False, width=60, height=30)
+
+
 async def _watch(master: Client, job: str) -> None:
-    terminal = Terminal(file=io.StringIO(), force_terminal=True, highlight=False, width=60, height=30)
+    terminal = screen()
 
     def draw() -> None:
         with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
-            rows = table(client.metrics(job))
+            rows = table(client.metrics(job, lowest_rank=True))
             names = drawn_metrics(rows, (), client.workload("toy").metrics)
             shown = picture(terminal, client.job(job), client.events(job), rows, names)
             assert isinstance(shown, Group)
@@ -226,6 +234,24 @@ async def _watch(master: Client, job: str) -> None:
     assert "loss of trainer-0: 0.3333" in drawn
     assert "validation_auc of trainer-0: 0.75" in drawn
     assert "━" * 36 in drawn
+
+
+async def test_watch_reads_each_curve_once_however_many_workers_report_it(
+    master: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await job_with_full_streams(master, 3, 10 << 10)
+    assert (await run_at(master, "cancel", job)).code == 0
+    monkeypatch.setattr("rolecall.master.api.files._MOST_BYTES", 150)
+    refused = await run_at(master, "metrics", job)
+    assert (refused.code, f"rolecall metrics {job} --attempt N" in refused.err) == (5, True)
+    monkeypatch.setattr("rolecall.cli.watch.out", terminal := screen())
+
+    def watch() -> None:
+        with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
+            _draw_to_end(client, job, ())
+
+    await asyncio.to_thread(watch)
+    assert "loss of trainer-0: 0.5" in terminal.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_without_a_terminal_watch_prints_lines_and_has_the_exit_code_of_the_outcome(master: Client) -> None:

@@ -516,6 +516,26 @@ def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> None:
+    job = cluster.submit(WAITING)
+    series = {"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": [{"step": 1, "loss": 0.5}]}
+    refusal = {"status": 422, "json": {"detail": "too <large>"}, "content_type": "application/problem+json"}
+    answers: list[dict[str, Any]] = [refusal]
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(**answers[0]))
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    note = page.locator(".curves .empty")
+    expect(note).to_have_text("The values can't be read: too <large>")
+    answers[0] = {"json": {"series": [series]}}
+    expect(page.locator(".curves canvas")).to_be_visible()
+    expect(note).to_be_hidden()
+    answers[0] = refusal
+    expect(note).to_be_visible()
+    expect(page.locator(".curves canvas")).to_be_visible()
+    answers[0] = {"json": {"series": []}}
+    expect(note).to_have_text("No values have been reported yet.")
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster: Cluster) -> None:
     """A job's lines can be long: 5,000 of them would be 320 MB."""
     job = cluster.submit(WAITING)

@@ -1,10 +1,12 @@
 """Schedules against the papers' formulas; cuts against all partitions."""
 
+import time
 from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cpu_time import is_within
 
 from rolecall.kit.pipelining import (
     Side,
@@ -35,6 +37,20 @@ def test_zero_bubble_loses_a_third_of_what_1f1b_loses(ranks: int, micro_batches:
     order = zero_bubble(ranks, micro_batches)
     assert makespan(order) == 3 * micro_batches + ranks - 1
     assert bubble(order) == pytest.approx((ranks - 1) / (3 * micro_batches + ranks - 1))
+
+
+def test_the_time_to_plan_an_order_grows_with_its_tasks_alone() -> None:
+    # Each pass waits for the rank after its own, which a search through the ranks would have passed already.
+    ranks, stages = 256, 20_000
+    order = [
+        [Task(stage, "F", 0) for stage in range(stages) if stage % ranks == ranks - 1 - rank] for rank in range(ranks)
+    ]
+    begin = time.thread_time()
+    assert makespan(order) == stages
+    order[0].insert(0, Task(stages, "F", 0))
+    with pytest.raises(ValueError, match="rank 0 waits at 20000F0 for 19999F0"):
+        makespan(order)
+    assert is_within(time.thread_time() - begin, 0.5)
 
 
 @given(st.integers(1, 8), st.integers(1, 12))

@@ -3,17 +3,22 @@
 import asyncio
 import json
 import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+from tests.cpu_time import is_within
+
 from rolecall.kit.pictures import timeline_svg
+from rolecall.master.api.inspection import _MAX_SPANS
 from rolecall.master.api.openapi import EXAMPLES
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
-from rolecall.master.timelines import RecordedWindow, silent, timeline, without_schedule
+from rolecall.master.timelines import RecordedWindow, silent, timeline, trace, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack, TraceDocument
@@ -209,6 +214,59 @@ async def test_an_ended_worker_leaves_its_last_window(client: Client) -> None:
     assert len(document["workers"][0]["spans"]) == 2
     for path in ("stacks", "profile"):
         assert (await client.user("POST", f"/jobs/{job}/{path}", json={})).status_code == 409
+
+
+async def test_the_workers_of_a_large_gang_share_the_spans_of_a_timeline(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolecall.master.api.inspection._MAX_SPANS", 3)
+    node = Node(client, make_node("trainer-0", Role.TRAINER, 2, cores=2))
+    await node.enter()
+    job = (await client.submit(roles={"parameter-server": 0, "trainer": 2}))["id"]
+    for worker in await node.workers(2):
+        await node.ship(worker, "timeline", WINDOW.model_dump_json().encode())
+        await node.say(worker, WorkerState.RUNNING)
+        await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    document = (await client.user("GET", f"/jobs/{job}/timeline")).json()
+    assert [(one["cut"], [span[0] for span in one["spans"]]) for one in document["workers"]] == [(True, ["F"])] * 2
+    assert document["silent"] == []
+
+
+async def test_an_answer_with_more_spans_than_a_worker_can_show_is_cut(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolecall.master.api.inspection._MAX_SPANS", 1)
+    job, node, _ = await running(client)
+    body = Answer(window=WINDOW).model_dump_json().encode()
+    _, answer = await answered(client, node, "GET", f"/jobs/{job}/timeline", body)
+    (worker,) = answer.json()["workers"]
+    assert (worker["cut"], [span[0] for span in worker["spans"]]) == (True, ["F"])
+
+
+def test_the_largest_timeline_is_encoded_in_calls_that_hold_the_lock_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, name = 64, "n" * 48
+    spans = tuple(
+        Span(name, "communication", 1000 + number / 7, 1 / 3, 12345, 7, number, name)
+        for number in range(_MAX_SPANS // ranks)
+    )
+    recorded = [RecordedWindow(stage(rank), WINDOW.model_copy(update={"spans": spans})) for rank in range(ranks)]
+    document = timeline("a", 1, recorded, [], {}, now=WINDOW.at, live=False)
+    begin = time.thread_time()
+    document.model_dump_json()
+    assert is_within(time.thread_time() - begin, 0.1)
+
+    longest, dumps = 0, json.dumps
+
+    def encode(given: Any) -> str:
+        nonlocal longest
+        text = dumps(given)
+        longest = max(longest, len(text))
+        return text
+
+    monkeypatch.setattr(json, "dumps", encode)
+    assert len(json.loads(trace(document))["traceEvents"]) > _MAX_SPANS - ranks
+    assert longest < 10_000
 
 
 async def test_a_job_that_never_ran_has_no_timeline(client: Client) -> None:

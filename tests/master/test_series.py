@@ -218,6 +218,11 @@ async def test_series_that_are_too_large_for_an_answer_are_refused(
     answer = await client.user("GET", f"/jobs/{job}/metrics")
     assert answer.status_code == 422
     assert "lowest_rank=true" in answer.json()["errors"][0]["legal"]
+    remedy = f"`rolecall metrics {job} --attempt N`"
+    assert remedy in answer.json()["detail"]
+    answer = await client.user("GET", f"/jobs/{job}/metrics?attempt=1")
+    assert answer.status_code == 422
+    assert remedy not in answer.json()["detail"]
 
 
 @pytest.mark.slow

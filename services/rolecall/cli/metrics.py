@@ -24,12 +24,14 @@ Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", hel
 Points = Annotated[
     int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")
 ]
+OfAttempt = Annotated[int | None, typer.Option("--attempt", min=1, help="Only this attempt; by default all.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a row for each worker and step.")]
 
 
 def metrics(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
     names: Names = None,
+    attempt: OfAttempt = None,
     points: Points = 2000,
     as_csv: Csv = False,
     json: Json = False,
@@ -42,7 +44,7 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
     if names and json:
         raise CommandError(Exit.USAGE, "--json prints all metrics; omit --metric, or use --csv")
     with connect(url, token) as client:
-        series = client.metrics(job, points)
+        series = client.metrics(job, points, attempt)
         raw = client.raw
     if json:
         print_json(raw)

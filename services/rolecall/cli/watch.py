@@ -61,7 +61,7 @@ def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
             document = retry_while_unavailable(lambda: client.job(job))
             seen = events[-1].id if events else 0
             events += retry_while_unavailable(lambda seen=seen: client.events(job, seen))
-            rows = table(retry_while_unavailable(lambda: client.metrics(job, 2 * out.width)))
+            rows = table(retry_while_unavailable(lambda: client.metrics(job, 2 * out.width, lowest_rank=True)))
             live.update(picture(out, document, events, rows, drawn_metrics(rows, names, declared)), refresh=True)
             if document.state.ended:
                 return document

@@ -118,9 +118,14 @@ class Client(Transport):
                 yield Event.model_validate_json(event.data, extra="ignore")
         raise Unreachable(f"{self.url} ended the stream of events before the job ended")
 
-    def metrics(self, job: str, points: int = 2000, attempt: int | None = None) -> list[Series]:
-        """The values that each worker reported by step, thinned to about `points`."""
-        query = {"points": points} | ({} if attempt is None else {"attempt": attempt})
+    def metrics(
+        self, job: str, points: int = 2000, attempt: int | None = None, *, lowest_rank: bool = False
+    ) -> list[Series]:
+        """The values that each worker reported by step, thinned to about `points`.
+
+        With `lowest_rank`, only of workers that reported a value which no lower rank of their attempt reported.
+        """
+        query = {"points": points, "lowest_rank": lowest_rank} | ({} if attempt is None else {"attempt": attempt})
         return self.items(Series, f"/jobs/{segment(job)}/metrics", "series", params=query)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:

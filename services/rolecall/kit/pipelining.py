@@ -3,6 +3,7 @@
 The bubble assumes equal stages and instant communication.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -104,16 +105,24 @@ def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
     done: dict[Task, int] = {}
     last = max((task.stage for tasks in order for task in tasks), default=0)
     planned: list[list[TimedTask]] = [[] for _ in order]
-    moved = True
-    while moved:
-        moved = False
-        for tasks, own in zip(order, planned, strict=True):
-            while len(own) < len(tasks) and (ready := _ready_time(tasks[len(own)], last, done)) is not None:
-                task = tasks[len(own)]
-                begin = max(own[-1].end if own else 0, ready)
-                done[_result_key(task)] = end = begin + COSTS[task.kind]
-                own.append(TimedTask(task, begin, end))
-                moved = True
+    waiting = defaultdict[Task, list[int]](list)
+    """The ranks that need a result to continue: to try every rank after each task would take seconds."""
+    ready = list(range(len(order)))
+    while ready:
+        rank = ready.pop()
+        tasks, own = order[rank], planned[rank]
+        while len(own) < len(tasks):
+            task = tasks[len(own)]
+            needs = _dependencies(task, last)
+            missing = next((need for need in needs if need not in done), None)
+            if missing is not None:
+                waiting[missing].append(rank)
+                break
+            begin = max([own[-1].end if own else 0, *(done[need] for need in needs)])
+            result = _result_key(task)
+            done[result] = end = begin + COSTS[task.kind]
+            own.append(TimedTask(task, begin, end))
+            ready += waiting.pop(result, ())
     stuck = [
         (rank, tasks[len(own)])
         for rank, (tasks, own) in enumerate(zip(order, planned, strict=True))
@@ -126,12 +135,6 @@ def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
             f"this order deadlocks: its ranks wait for one another; rank {rank} waits at {task} for {missing}"
         )
     return planned
-
-
-def _ready_time(task: Task, last: int, done: Mapping[Task, int]) -> int | None:
-    """The time at which a task's dependencies are done; None if one of them has not run yet."""
-    times = [done.get(need) for need in _dependencies(task, last)]
-    return None if None in times else max((time for time in times if time is not None), default=0)
 
 
 def _dependencies(task: Task, last: int) -> list[Task]:

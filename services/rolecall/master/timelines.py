@@ -1,5 +1,6 @@
 """Timelines of gangs: aligned clocks, and Chrome's trace format. Pure."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,6 +63,13 @@ def timeline(
     )
 
 
+def newest_spans(window: Window, count: int) -> Window:
+    """The window with at most its newest `count` spans."""
+    if len(window.spans) <= count:
+        return window
+    return window.model_copy(update={"spans": window.spans[-count:], "cut": True})
+
+
 def silent(worker: WorkerRecord, reason: str) -> Silent:
     """A worker without an answer."""
     return Silent(rank=worker.rank, role=worker.role, role_rank=worker.role_rank, node=worker.node, reason=reason)
@@ -79,17 +87,18 @@ def without_schedule(members: Sequence[WorkerRecord], *, live: bool) -> str:
     return "has left no complete step of a schedule; the format svg shows what its workers have left"
 
 
-def trace(document: TimelineDocument) -> dict[str, Any]:
-    """The document in Chrome's trace event format, which Perfetto and `chrome://tracing` open.
+def trace(document: TimelineDocument) -> str:
+    """The document as JSON in Chrome's trace event format, which Perfetto and `chrome://tracing` open.
 
     Each worker is a process, and each of its threads is a thread. Thread 0 has the steps.
     """
-    events = [event for worker in document.workers for event in _events(worker)]
+    # One by one: a call for all events would hold Python's lock, and with it the event loop, for seconds.
+    events = ",".join(json.dumps(event) for worker in document.workers for event in _events(worker))
     uncertainty = {_name(one): one.clock_uncertainty_s for one in document.workers}
     silent_ones = {_name(one): one.reason for one in document.silent}
     other = {"job": document.job, "attempt": document.attempt, "at": document.at.isoformat()}
     other |= {"clock_uncertainty_s": uncertainty, "silent": silent_ones}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+    return f'{{"traceEvents":[{events}],"displayTimeUnit":"ms","otherData":{json.dumps(other)}}}'
 
 
 def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:

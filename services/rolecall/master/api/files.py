@@ -93,8 +93,9 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
             size += len(found[-1])
         if size > 2 * _MOST_BYTES:
             given = "all" if attempt is None else attempt
+            remedy = "" if attempt else f"; `rolecall metrics {job} --attempt N` shows those of one attempt"
             legal = "one attempt of fewer or smaller series; lowest_rank=true leaves out repeated ones"
-            raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes", given, legal)])
+            raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes{remedy}", given, legal)])
     listed = [part for one in found for part in (b",", one)][1:]
     return Response(b"".join([b'{"series":[', *listed, b"]}"]), media_type="application/json")
 

@@ -1,7 +1,6 @@
 """The routes that look into the workers of a job: timeline, stacks, profile; and the route for the workers' answers."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,7 +17,7 @@ from rolecall.master.store import jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
-from rolecall.master.timelines import RecordedWindow, silent, timeline, trace, without_schedule
+from rolecall.master.timelines import RecordedWindow, newest_spans, silent, timeline, trace, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, NotFound
@@ -42,6 +41,8 @@ router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
 internal_router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"], dependencies=[Depends(needs(Scope.NODE))])
 _SEES = [Depends(needs(*USERS)), Depends(sees_job)]
 _CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
+_MAX_SPANS = 100_000
+"""Of a timeline, which thus takes about 100 MiB, and seconds of a thread. The workers get equal shares."""
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
 Format = Literal["json", "trace", "svg", "schedule"]
@@ -75,7 +76,8 @@ async def show_timeline(  # noqa: PLR0917 - the framework passes by name
     """Return what each worker did in its recent steps, such as computing, waiting and sending.
 
     Running workers send their newest steps. The response lists workers that don't answer in time, with the reason.
-    Ended workers leave their last steps, unless they were killed.
+    Ended workers leave their last steps, unless they were killed. Each worker of a large gang shows fewer phases: its
+    newest ones.
     """
     record, members = await _members(master, job, attempt)
     live = record.state.holds_slots and members[0].attempt == record.attempt
@@ -85,8 +87,9 @@ async def show_timeline(  # noqa: PLR0917 - the framework passes by name
     machines = await _machines(master, members)
 
     def render() -> tuple[bytes, str]:
+        count = max(1, _MAX_SPANS // len(members))
         found = [
-            _recorded(member, replies.get(member.rank)) if member.rank in asked else _left(master, member)
+            _recorded(member, replies.get(member.rank), count) if member.rank in asked else _left(master, member, count)
             for member in members
         ]
         recorded = [one for one in found if isinstance(one, RecordedWindow)]
@@ -101,7 +104,7 @@ async def show_timeline(  # noqa: PLR0917 - the framework passes by name
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"
         if format == "trace":
-            return json.dumps(trace(document)).encode(), "application/json"
+            return trace(document).encode(), "application/json"
         return document.model_dump_json().encode(), "application/json"
 
     # In a thread, because thousands of spans take long.
@@ -232,20 +235,21 @@ def _profiled(member: WorkerRecord, answer: Answer) -> Profiled | None:
     return None if answer.artifact is None else Profiled(**_identity(member), artifact=answer.artifact)
 
 
-def _recorded(member: WorkerRecord, reply: NodeReply | None) -> RecordedWindow | Silent:
+def _recorded(member: WorkerRecord, reply: NodeReply | None, count: int) -> RecordedWindow | Silent:
+    """The newest `count` spans of a running worker's window."""
     given = _answer(reply)
     if reply is None or given.window is None:
         return silent(member, _reason(given))
-    return RecordedWindow(member, given.window, reply.clock)
+    return RecordedWindow(member, newest_spans(given.window, count), reply.clock)
 
 
-def _left(master: Master, member: WorkerRecord) -> RecordedWindow | Silent:
-    """The last window of an ended worker. Blocks."""
+def _left(master: Master, member: WorkerRecord, count: int) -> RecordedWindow | Silent:
+    """The newest `count` spans of the last window of an ended worker. Blocks."""
     body = master.streams.read_timeline(StreamKey(member.job, member.attempt, member.rank, "timeline"))
     if not body:
         return silent(member, _LEFT_NOTHING)
     try:
-        return RecordedWindow(member, parse_untrusted(Window, body))
+        return RecordedWindow(member, newest_spans(parse_untrusted(Window, body), count))
     except ValueError:
         return silent(member, "the timeline that it left can't be read")
 

@@ -9,15 +9,18 @@ const MOST_CHARTS = 3;
 const LEAST_ON_LOG_SCALE = 1e-20;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
+const NO_VALUES = "No values have been reported yet.";
 const NOT_METRICS = new Set(["at", "step"]);
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
-// The series and the state of a job, null if the user can't see it. Throws while the master can't answer.
+// The series and the state of a job, null if the user can't see it, and the reason if the series are refused. Throws while
+// the master can't answer.
 async function read(job) {
   const answers = await Promise.all([`/jobs/${job}/metrics?points=${POINTS}&lowest_rank=true`, `/jobs/${job}`].map((url) => fetch(url)));
   if (answers.some((answer) => answer.status >= 500)) throw new Error(`no answer about ${job}`);
   const [series, document_] = await Promise.all(answers.map((answer) => (answer.ok ? answer.json() : null)));
-  return { job, series, state: document_?.state };
+  const refusal = answers[0].status === 422 ? (await problemOf(answers[0])).detail : "";
+  return { job, series, state: document_?.state, refusal };
 }
 
 // A series without steps of 2^53 and above, which a job can report: adding 1 does not change them, so that uPlot's loop
@@ -175,11 +178,12 @@ function startCurves(box) {
       <span class="note">Or drag to zoom, and double-click to see all.</span>
     </div>
     <div class="charts"></div>
-    <p class="empty">No values have been reported yet.</p>`;
+    <p class="empty">${NO_VALUES}</p>`;
   const [metric, log, weight] = ["metric", "log", "weight"].map((name) => box.querySelector(`[name=${name}]`));
   const place = box.querySelector(".charts");
   const empty = box.querySelector(".empty");
   let data = new Map();
+  let refusals = [];
   let names = [];
   let charts = [];
   let whole = null;
@@ -216,7 +220,8 @@ function startCurves(box) {
     const steps = found.flatMap(({ curves }) => curves.flatMap(({ points }) => [points[0].step, points.at(-1).step]));
     whole = steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
     charts.forEach((chart, number) => drawChart(chart, found[number]));
-    empty.hidden = charts.length > 0;
+    empty.textContent = refusals.length ? `The values can't be read: ${refusals.join("; ")}` : NO_VALUES;
+    empty.hidden = charts.length > 0 && !refusals.length;
     if (charts.length) box.dataset.points = String(Math.max(...found.flatMap(({ curves }) => curves.map(({ points }) => points.length))));
   }
 
@@ -276,6 +281,7 @@ function startCurves(box) {
 
   function show(found) {
     for (const { job, series } of found) if (series) data.set(job, series.series.map(countable));
+    refusals = found.map(({ refusal }) => refusal).filter(Boolean);
     const reported = metricsOf([...data.values()].flat(), declared);
     if (reported.join() !== names.join()) {
       names = reported;
