@@ -125,7 +125,8 @@ class Client(Transport):
 
         With `lowest_rank`, only of workers that reported a value which no lower rank of their attempt reported.
         """
-        query = {"points": points, "lowest_rank": lowest_rank} | ({} if attempt is None else {"attempt": attempt})
+        query = {"points": points} | ({} if attempt is None else {"attempt": attempt})
+        query |= {"lowest_rank": True} if lowest_rank else {}
         return self.items(Series, f"/jobs/{segment(job)}/metrics", "series", params=query)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
