@@ -14,14 +14,16 @@ from rich.console import Group
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
 from tests.master.test_series import job_with_full_streams
 
+from rolecall.cli.completion import job_ids, workload_names
 from rolecall.cli.output import Terminal
 from rolecall.cli.watch import _draw_to_end, drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
-from rolecall.spec.api import COORDINATES
+from rolecall.spec.api import COORDINATES, WorkloadDocument
+from rolecall.spec.job import JobOverview
 from rolecall.spec.report import TimeSpent
-from rolecall.spec.state import WorkerState
+from rolecall.spec.state import JobState, WorkerState
 
 from .command import run, run_at
 
@@ -296,6 +298,36 @@ async def test_the_name_of_a_job_does_not_get_into_a_shell(master: Client) -> No
     words = {"_TYPER_COMPLETE_ARGS": "rolecall show to", "_ROLECALL_COMPLETE": "complete_zsh"}
     done = await run_at(master, **words)
     assert done.out.strip() == f"""_arguments '*: :(("{job}":"queued"))'"""
+
+
+def test_no_answer_of_a_hostile_master_gets_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zsh evaluates values and help texts, and bash inserts values into the command without quotes."""
+    strange = [
+        r"x\$(touch pwned)",
+        "$(id)",
+        "a`id`",
+        "a;id",
+        "a b",
+        "a\n",
+        "a/b",
+        "a'b",
+        "~a",
+        "-a",
+        "a[1]",
+        "a:b",
+        "ü",
+        "",
+    ]
+    summary = "Näive \"PPO\", REINFORCE (RL): 'a/b' \\$(touch pwned) `id` [red]x[/]\n; <y> & {z} * ~ ! # 2-3."
+    jobs = [JobOverview.model_construct(id=id, state=JobState.QUEUED) for id in [*strange, "toy_2.a-0f"]]
+    workloads = [WorkloadDocument.model_construct(name=name, summary=summary) for name in [*strange, "my_toy-2.a"]]
+    monkeypatch.setattr(Connected, "jobs", lambda *_: jobs)
+    monkeypatch.setattr(Connected, "workloads", lambda *_: workloads)
+    for name, value in (("ROLECALL_URL", "http://master"), ("ROLECALL_TOKEN", TOKEN)):
+        monkeypatch.setenv(name, value)
+    assert job_ids("") == [("toy_2.a-0f", "queued")]
+    shown = "Nive PPO, REINFORCE (RL): ab (touch pwned) id redx y z 2-3."
+    assert [(name, " ".join(text.split())) for name, text in workload_names("")] == [("my_toy-2.a", shown)]
 
 
 async def test_completion_is_silent_without_a_cluster(tmp_path: Path) -> None:

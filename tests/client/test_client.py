@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,12 +13,14 @@ import httpx
 import pytest
 from tests.cli.command import run_at
 from tests.master.harness import ONE_TRAINER, TOKEN, on_master, one_trainer
+from tests.trackers.documents import job as document_of
 
 from rolecall.cli.follow import log_lines
-from rolecall.client import Client, Refused, Unreachable
+from rolecall.client import Client, Refused, UnknownName, Unreachable
 from rolecall.client import client as client_module
 from rolecall.client.connection import Connection
 from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY
+from rolecall.spec.job import JobDocument
 from rolecall.spec.state import WorkerState
 
 # None of these ends a line, but each does for `str.splitlines`, on which HTTP libraries are built.
@@ -34,15 +36,18 @@ STRANGE = [
 
 @contextmanager
 def answering(answer: Any, status: int = 200) -> Iterator[Client]:
-    """A client of a server that answers every GET with `answer` as JSON."""
+    """A client of a server that answers every request with `answer` as JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_POST = do_PATCH = do_GET  # noqa: N815 - the library's names
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -94,6 +99,24 @@ def test_an_unreadable_response_is_a_one_line_error(answer: Any) -> None:
     ):
         client.nodes()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "request_it",
+    [
+        lambda client, job: client.job(job),
+        lambda client, job: client.act(job, "cancel"),
+        lambda client, job: client.update(job, {"priority": 1}),
+    ],
+)
+def test_the_document_of_another_job_is_refused(request_it: Callable[[Client, str], JobDocument]) -> None:
+    with answering(document_of("../else\n").model_dump(mode="json")) as client:
+        with pytest.raises(Unreachable, match=r"answers with the job '\.\./else\\n' instead of 'rnn-lm-1'; "):
+            request_it(client, "rnn-lm-1")
+        with pytest.raises(UnknownName, match=r"else\\n' does not exist"):
+            request_it(client, "../else\n")
+    with answering(document_of("rnn-lm-1").model_dump(mode="json")) as client:
+        assert request_it(client, "rnn-lm-1").id == "rnn-lm-1"
 
 
 def test_a_comment_in_a_stream_is_not_an_event() -> None:

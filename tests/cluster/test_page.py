@@ -206,6 +206,30 @@ def check_press_shows_at_once(page: Page) -> None:
     held[0].continue_()
 
 
+def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(short_job(rows))
+    document, params = cluster.job(job), cluster.job(job)["params"]
+
+    def clone(train: list[str], notify: str | None = None) -> None:
+        changed = document | {"params": params | {"data": params["data"] | {"train": train}}, "notify": notify}
+        page.route(f"{cluster.url}/jobs/{job}", lambda route: route.fulfill(json=changed), times=1)
+        visit(page, f"{cluster.url}/ui/submit?clone={job}")
+        expect(page.locator("#curl")).to_contain_text('"train"')
+
+    clone(["s3://bucket/a.csv", "s3://***@bucket/a.csv", "https://host/a.csv?token=***"], "https://chat.example/***")
+    lost = page.locator("#lost")
+    expect(lost).to_contain_text("https://chat.example/***. The rest of the address is hidden")
+    expect(lost).to_contain_text("Parts of URLs in params.data.train.1, params.data.train.2 can be")
+    clone([f"s3://***@bucket/{number}.csv" for number in range(9)])
+    hidden = "params.data.train.0, params.data.train.1, params.data.train.2 and 6 more"
+    expect(lost).to_have_text(
+        f"Parts of URLs in {hidden} can be credentials and are hidden: replace each *** before you submit the job."
+    )
+    clone(["s3://bucket/year=2024/a.csv", "local/***.csv"])
+    expect(page.locator("#curl")).to_contain_text("year=2024")
+    expect(lost).to_have_text("")
+
+
 def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster) -> None:
     visit(page, f"{cluster.url}/ui/submit")
     page.locator("#params > div > .field").get_by_label(re.compile("^data")).select_option(index=1)

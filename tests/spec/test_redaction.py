@@ -51,6 +51,9 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
         "memory://",
         "me@host: see /data/a@b or mail me@example.com",
         "module:function",
+        "s3://bucket/year=2024/day=17/x.parquet",
+        "simplecache::s3://bucket/year=2024/x@v2.parquet",
+        "https://host/x?list&part;#a=b",
         "what is this? a=b",
     ],
 )
@@ -89,7 +92,9 @@ def test_it_takes_linear_time(repeated: str) -> None:
             assert is_within(time.process_time() - begin, 1.0), "a quadratic one takes minutes"
 
 
-@pytest.mark.parametrize("url", ["://" + "::a:b@" * 16, "://" + "::" * 16, "://a=b", "://a", "://@"])
+@pytest.mark.parametrize(
+    "url", ["://" + "::a:b@" * 16, "://" + "::" * 16, "://a=b", "://?a=b", "://a", "://@", "://a/@", "://a/?"]
+)
 @pytest.mark.parametrize("size", [4096, 1 << 20])
 def test_many_urls_take_little_time(url: str, size: int) -> None:
     urls = [url] * (size // len(url))
@@ -107,6 +112,14 @@ def test_of_many_urls_with_credentials_more_is_hidden() -> None:
     assert shown.startswith("https://***@host/x ")
     assert shown.endswith("https://*** ")
     assert redact(["https://host/x"] * 1000 + [url]) == ["https://host/x"] * 1000 + ["https://***@host/x"]
+
+
+@pytest.mark.parametrize("name", ["year=2024/day={}/x.parquet", "data@v2/{}.parquet", "?versions", "a;b&c/{}"])
+def test_many_urls_without_credentials_are_shown(name: str) -> None:
+    urls = [f"s3://bucket/{name.format(number)}" for number in range(200)]
+    assert redact(urls) == urls
+    assert redact_text("\n".join(urls)) == "\n".join(urls)
+    assert redact([*urls, f"s3://{KEY}:{SECRET}@bucket/x"]) == [*urls, "s3://***@bucket/x"]
 
 
 @settings(max_examples=50, deadline=None)

@@ -68,16 +68,16 @@ class Client(Transport):
     def update(self, job: str, changes: JobUpdate | Mapping[str, Any]) -> JobDocument:
         """Change the name, priority or labels of a job (JSON Merge Patch)."""
         body = changes.model_dump(mode="json", exclude_unset=True) if isinstance(changes, JobUpdate) else dict(changes)
-        return self.call(JobDocument, "PATCH", f"/jobs/{segment(job)}", json=body)
+        return self._document(job, "PATCH", json=body)
 
     def job(self, job: str, *, timeout_s: float | None = None) -> JobDocument:
         """The job's document. Raises `Unreachable` if the master is silent for `timeout_s` seconds, by default 30."""
-        within = {} if timeout_s is None else {"timeout": timeout_s}
-        return self.call(JobDocument, "GET", f"/jobs/{segment(job)}", **within)
+        within: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        return self._document(job, "GET", **within)
 
     def act(self, job: str, action: str) -> JobDocument:
         """Request the action: `cancel`, `pause`, `resume` or `retry`."""
-        return self.call(JobDocument, "POST", f"/jobs/{segment(job)}/{action}")
+        return self._document(job, "POST", f"/{action}")
 
     def delete(self, job: str, *, force: bool) -> None:
         """Delete a job with all its data; with `force`, cancel it first."""
@@ -214,6 +214,15 @@ class Client(Transport):
     def download_checkpoint(self, job: str, step: int, to: Path) -> None:
         """Write a checkpoint to `to`: a ZIP archive with its manifest and its parts."""
         self._save(f"/jobs/{segment(job)}/checkpoints/{step}", to)
+
+    def _document(self, job: str, method: str, path: str = "", **given: Any) -> JobDocument:
+        """The job's document. Raises `Unreachable` if its id is another one, because callers name files after it."""
+        found = self.call(JobDocument, method, f"/jobs/{segment(job)}{path}", **given)
+        if found.id != job:
+            raise Unreachable(
+                f"{self.url} answers with the job {found.id!r} instead of {job!r}; is it a Rolecall master?"
+            )
+        return found
 
     def _save(self, path: str, to: Path, query: Mapping[str, Any] = MappingProxyType({})) -> None:
         partial = to.with_name(f".{to.name}.part")

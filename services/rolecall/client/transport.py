@@ -171,7 +171,10 @@ def _facts(problem: Mapping[str, Any]) -> str:
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path. Empty and dotted names don't exist, and would result in another path."""
-    if name in {"", ".", ".."}:
+    """A name as one segment of a path. Raises `UnknownName` for a name that would result in another path.
+
+    Nothing has such a name, and callers can use a name that is accepted as the name of a file.
+    """
+    if name in {"", ".", ".."} or "/" in name:
         raise UnknownName(f"{name!r} does not exist")
     return quote(name, safe="")

@@ -14,11 +14,13 @@ HIDDEN = "***"
 # Both take linear time on any text, because no match attempt restarts inside text that was already scanned.
 _AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|\\]+")
 _QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
+_BEFORE_QUERY_VALUE = re.compile("[?&;]")
 _LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")
 _MAX_LINKS = 16
 """The rest of a longer chain is treated as one link, in which more is hidden than necessary."""
 _PORT = re.compile(r"\d*")
 _END_OF_AUTHORITY = re.compile("[/?#]")
+_USER_OR_PORT = re.compile("[^/?#]*[@:]")
 _MAX_EXAMINED = 64
 """Of the URLs of a text or value that may have credentials, more are hidden as a whole. Each takes up to 0.1 ms."""
 
@@ -64,7 +66,10 @@ class _Redaction:
 
 
 def _may_have_credentials(url: str) -> bool:
-    return "@" in url or "=" in url
+    """False only if nothing is hidden, as in most URLs with `@` or `=` in their paths."""
+    if "@" in url and ("::" in url or _USER_OR_PORT.match(url)):  # Each link of a chain has its own authority.
+        return True
+    return "=" in url and _BEFORE_QUERY_VALUE.search(url) is not None
 
 
 def _redact_link(link: str) -> str:

@@ -12,7 +12,7 @@ from .tables import ROWS, csv, read_all, table
 
 GZIPPED = gzip.compress(b"y,c,n\n" + b"1,a,1\n" * 1000, mtime=0)
 UNCLOSED = b'1,"a,1\n' + b"1,a,1\n" * 400_000
-NOT_TEXT = "line {} is not text in UTF-8 (byte 0x{}), as a csv file must be; {}"
+NOT_TEXT = "has bytes that are not text in UTF-8, first in line {} (0x{}); {}"
 CONVERT = "convert a text, for example with `iconv -f LATIN1 -t UTF-8`"
 LONG_ROW = "can't be parsed as csv: a row is longer than 1 MiB; shorten it, or close its quote"
 GZIP = "a file named .gz must be a complete gzip file; copy or compress it again"
@@ -31,6 +31,8 @@ GZIP = "a file named .gz must be a complete gzip file; copy or compress it again
         ("a.csv", b"y,c,n\n" + UNCLOSED, LONG_ROW),
         ("a.csv", b"y,c,n,m\n1,a,1,\xe9\n" + UNCLOSED, LONG_ROW),
         ("a.csv", b"y,c,n\n1,\xff,1\n", NOT_TEXT.format(2, "ff", CONVERT)),
+        # The byte of line 2 is in a column that the job does not use.
+        ("a.csv", b"y,c,n,m\n1,a,1,\xe9\n1,\xff,1,b\n", NOT_TEXT.format(2, "e9", CONVERT)),
         ("a.csv", b"y,c,n\n" + b"1,a,1\n" * 200_000 + b"1,\xff,1\n", NOT_TEXT.format(200_002, "ff", CONVERT)),
         pytest.param(
             "a.csv",

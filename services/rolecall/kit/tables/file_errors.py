@@ -81,7 +81,8 @@ def require_text_header(file: TableFile, csv: Csv) -> None:
 def _require_text(file: TableFile) -> None:
     """Raises `InputError` with the first line that is not text in UTF-8. Arrow names only the column, by its index.
 
-    Not called before there is an error: columns that a job does not use may contain anything.
+    Not called before there is an error: columns that a job does not use may contain anything. The first line can
+    therefore have its bytes in such a column, and a later one those that Arrow refuses.
     """
     decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
     with suppress(*_READ_ERRORS), file.open() as stream:
@@ -102,6 +103,4 @@ def _not_text(file: TableFile, line: int, byte: int, start: bytes) -> InputError
     """The error for a byte that is not text, in a file that begins with `start`."""
     convert = "convert a text, for example with `iconv -f LATIN1 -t UTF-8`"
     advice = next((other for magic, other in _OTHER_FORMATS.items() if start.startswith(magic)), convert)
-    return InputError(
-        f"{file.url} line {line} is not text in UTF-8 (byte 0x{byte:02x}), as a {file.format} file must be; {advice}"
-    )
+    return InputError(f"{file.url} has bytes that are not text in UTF-8, first in line {line} (0x{byte:02x}); {advice}")

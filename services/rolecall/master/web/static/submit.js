@@ -122,6 +122,23 @@ workload.addEventListener("change", () => {
 });
 source.addEventListener("change", () => startFrom(source.value));
 
+// The paths of the values in which a job's document hides parts of URLs, such as `params.data.train`.
+function hiddenIn(value, path) {
+  const isHidden = (text) => text.includes("://") && text.includes("***");
+  if (typeof value === "string") return isHidden(value) ? [path] : [];
+  return Object.entries(value || {}).flatMap(([name, one]) => (isHidden(name) ? [`${path}.${name}`] : hiddenIn(one, `${path}.${name}`)));
+}
+
+// What of a job's document can't be cloned, for people.
+function lostOf({ id, notify, params }) {
+  const hidden = hiddenIn(params, "params");
+  const more = hidden.length > 3 ? ` and ${hidden.length - 3} more` : "";
+  return [
+    notify ? `${id} sends a webhook to ${notify}. The rest of the address is hidden, so it is not cloned: enter it again under “notify”, or no webhook is sent.` : "",
+    hidden.length ? `Parts of URLs in ${hidden.slice(0, 3).join(", ")}${more} can be credentials and are hidden: replace each *** before you submit the job.` : "",
+  ].join(" ").trim();
+}
+
 // What fills the form: `example:WORKLOAD`, `job:ID`, or nothing.
 async function startFrom(chosen) {
   const [kind, name] = [chosen.slice(0, chosen.indexOf(":")), chosen.slice(chosen.indexOf(":") + 1)];
@@ -135,10 +152,9 @@ async function startFrom(chosen) {
   if (!job) showMessage(`${name} is not available any more.`);
   else workload.value = job.workload;
   // A job's document has only the host of its webhook: the rest of the address can be a secret.
-  const { notify } = job || {};
   await load(kind === "job" && job ? { ...job, notify: null } : job || undefined, turn);
   if (turn !== newest) return;
-  document.getElementById("lost").textContent = kind === "job" && notify ? `${name} sends a webhook to ${notify}. The rest of the address is hidden, so it is not cloned: enter it again under “notify”, or no webhook is sent.` : "";
+  document.getElementById("lost").textContent = kind === "job" && job ? lostOf(job) : "";
 }
 
 const clone = new URLSearchParams(location.search).get("clone");
