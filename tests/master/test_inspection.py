@@ -244,6 +244,7 @@ async def test_an_answer_with_more_spans_than_a_worker_can_show_is_cut(
     assert (worker["cut"], [span[0] for span in worker["spans"]]) == (True, ["F"])
 
 
+@pytest.mark.slow
 def test_the_largest_timeline_is_encoded_in_calls_that_hold_the_lock_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, name = 64, "n" * 48
     spans = tuple(
