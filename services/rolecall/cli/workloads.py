@@ -34,24 +34,20 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
     if (example or schema) and not name:
         raise typer.BadParameter("name the workload", param_hint="--example, --schema")
     with connect(url, token) as client:
-        installed = (
-            WorkloadList(workloads=[client.workload(name)], broken={})
-            if name
-            else client.call(WorkloadList, "GET", "/workloads")
-        )
+        found = client.workload(name) if name else client.call(WorkloadList, "GET", "/workloads")
         if json and not (example or schema):
             print_json(client.raw)
             return
-    if example:
-        _print_example(installed.workloads[0])
-    elif schema:
-        print_json(installed.workloads[0].params)
-    elif name:
-        _describe(installed.workloads[0])
-    else:
-        print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in installed.workloads])
-        for plug_in, why in installed.broken.items():
+    if isinstance(found, WorkloadList):
+        print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in found.workloads])
+        for plug_in, why in found.broken.items():
             err.print(f"[yellow]warning:[/] the workload {escape(plug_in)} could not be loaded: {escape(why)}")
+    elif example:
+        _print_example(found)
+    elif schema:
+        print_json(found.params)
+    else:
+        _describe(found)
 
 
 def _print_example(workload: WorkloadDocument) -> None:

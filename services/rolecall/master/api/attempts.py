@@ -14,6 +14,7 @@ from rolecall.master.api.auth import Bearing, Running, has_room, needs, require_
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
+from rolecall.master.field_errors import problem
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
@@ -22,7 +23,7 @@ from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS, PARTS_PER_WORKER
-from rolecall.spec.errors import Conflict, StaleAttempt
+from rolecall.spec.errors import Conflict, InvalidRequest, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice, StreamOffset
@@ -154,12 +155,11 @@ async def record_checkpoint(job: JobId, attempt: int, manifest: _NewManifest, ma
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
-    # Each worker of the next attempts gets the manifest.
-    if len(manifest.parts) > (most := PARTS_PER_WORKER * sum(record.roles.values())):
-        raise Conflict(
-            f"a checkpoint of job {job} has at most {most} parts, {PARTS_PER_WORKER} for each worker, and this one has "
-            f"{len(manifest.parts):,}; put more into each"
-        )
+    # Each worker of the next attempts gets the manifest. A conflict would mean that this attempt is over.
+    count, workers = len(manifest.parts), sum(record.roles.values())
+    if count > PARTS_PER_WORKER * workers:
+        legal = f"at most {PARTS_PER_WORKER} for each of the {workers} workers: put more into each part"
+        raise InvalidRequest([problem("parts", f"the checkpoint has {count:,} parts", count, legal)])
     for part in manifest.parts:
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:

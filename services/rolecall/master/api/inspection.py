@@ -42,7 +42,7 @@ internal_router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"], de
 _SEES = [Depends(needs(*USERS)), Depends(sees_job)]
 _CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
 _MAX_SPANS = 100_000
-"""Of a timeline, which thus takes about 100 MiB, and seconds of a thread. The workers get equal shares."""
+"""Of a timeline, which thus takes about 130 MiB, and seconds of a thread. The workers get equal shares."""
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
 Format = Literal["json", "trace", "svg", "schedule"]
