@@ -1,4 +1,4 @@
-"""Limits of CPU time that hold on slower machines, too."""
+"""Limits of times that hold on slower machines, too."""
 
 import json
 import time
@@ -9,16 +9,19 @@ _PARSE_S = 0.014
 `import torch` took 2.1 to 3.3 times as long as usual needed 0.030 to 0.056 s."""
 
 
-def is_within(spent_s: float, limit_s: float) -> bool:
-    """Whether the CPU time is within a limit, which is longer on a machine that is slower at the moment."""
-    return spent_s < limit_s or spent_s < limit_s * slowness()  # Measured only if it matters, because it takes 0.1 s.
+def is_within(spent: float, limit: float) -> bool:
+    """Whether a time is within a limit of the same unit, which is longer on a machine that is slower at the moment.
+
+    The time is one of the CPU, or one on an idle machine that mostly computes in it.
+    """
+    return spent < limit or spent < limit * slowness()  # Measured only if it matters, because it takes 0.1 s.
 
 
 def slowness() -> float:
     """How many times as long as usual a program computes at the moment, at least 1.
 
     Machines differ, and the same instructions take longer while other programs share the core, its caches or the host.
-    Multiply a limit of CPU time by it.
+    Multiply the limit of a time by it.
     """
     return max(1.0, min(_parse_s() for _ in range(3)) / _PARSE_S)
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.queue import idle_share, latencies_ms, percentile
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster, running_cluster
+from tests.cpu_time import is_within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -49,8 +50,8 @@ def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster,
         assert start["total"] == pytest.approx(parts, abs=0.01)
     # The best of three counts, because whatever else the machine does can only add time.
     took_s = [start["total"] for start in starts]
-    assert min(took_s) <= 3.0
-    assert max(took_s) <= 10.0
+    assert is_within(min(took_s), 3.0)
+    assert is_within(max(took_s), 10.0)
 
 
 @pytest.mark.idle
@@ -60,12 +61,13 @@ def test_a_thousand_waiting_jobs_delay_neither_requests_nor_a_job_that_fits(rows
             cluster.submit(short_job(rows, trainers=32))
         # The best of three counts, because whatever else the machine does can only add time.
         posts = [latencies_ms(lambda: cluster.submit(short_job(rows, trainers=32))) for _ in range(3)]
-        assert min(percentile(ms, 99) for ms in posts) <= 50
-        assert percentile(latencies_ms(lambda: cluster.client.get("/healthz").raise_for_status()), 99) <= 50
-        assert idle_share(psutil.Process(cluster.pid("master"))) <= 0.2
+        assert is_within(min(percentile(ms, 99) for ms in posts), 50)
+        healthz_ms = latencies_ms(lambda: cluster.client.get("/healthz").raise_for_status())
+        assert is_within(percentile(healthz_ms, 99), 50)
+        assert is_within(idle_share(psutil.Process(cluster.pid("master"))), 0.2)
         fits = cluster.submit(short_job(rows, trainers=1))
         start = cluster.wait_for(fits, "succeeded")["progress"]["start_s"]
-        assert start["queue"] <= 1.0
+        assert is_within(start["queue"], 1.0)
 
 
 def test_logs_events_metrics_and_series_can_be_read(cluster: Cluster, rows: Path) -> None:
