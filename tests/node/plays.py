@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure, ProgressLine
 from rolecall.spec.workdir import Workdir
@@ -119,6 +120,14 @@ def stay_forever() -> NoReturn:
     print("fled", os.getpid(), flush=True)
     while True:
         time.sleep(60)
+
+
+def connect(request: ForkRequest, workdir: Workdir) -> int:
+    """Make the client of a worker, and print the modules that this has imported."""
+    before = set(sys.modules)
+    AttemptClient(request.master_url, request.token, "job", 1)
+    print("imported", sorted(set(sys.modules) - before))
+    return 0
 
 
 def meet(request: ForkRequest, workdir: Workdir) -> int:

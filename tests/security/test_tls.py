@@ -26,7 +26,7 @@ from tests.security.programs import await_end, await_nodes, containers
 
 from rolecall.client import Client, ClientError
 from rolecall.client.connection import Connection
-from rolecall.edge.tls import Certificate
+from rolecall.edge.tls import Certificate, client_options
 from rolecall.master.server import read_certificate
 from rolecall.network.findings import certificate
 from rolecall.node.client import MasterClient, MasterUnreachable
@@ -273,6 +273,16 @@ def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificate")
     with pytest.raises(ClientError, match="holds no certificate; give a PEM file"):
         Client(Connection("https://127.0.0.1:1", "token", Trust(ca=str(tmp_path / "ca.crt"))))
+
+
+def test_the_authorities_of_the_system_are_loaded_for_https_alone(ca: Pair) -> None:
+    """They take tens of milliseconds of CPU time, in each command and each worker. Without them, TLS fails."""
+    given = Trust(ca=str(ca.certificate))
+    for url, trust, loaded in (("https://m", None, True), ("http://m", None, False), ("http://m", given, True)):
+        context = client_options(url, trust)["verify"]
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert context.check_hostname
+        assert bool(context.get_ca_certs()) == loaded, url
 
 
 @pytest.mark.parametrize(("ahead", "level"), [(15 * DAY_S, Level.OK), (13 * DAY_S, Level.WARNING)])

@@ -99,6 +99,13 @@ def test_fork_and_exit(server: _Server, tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text() == "hello from one/1/0\n"
 
 
+def test_the_client_of_a_worker_imports_nothing(server: _Server, tmp_path: Path) -> None:
+    """It would do so in each worker of each job, before the gang can meet."""
+    server.fork("one", "connect", tmp_path)
+    assert server.receive()["status"] == 0
+    assert (tmp_path / "log.txt").read_text().endswith("imported []\n")
+
+
 def test_a_signal_is_a_negative_status(server: _Server, tmp_path: Path) -> None:
     pid = server.fork("two", "stay", tmp_path)["pid"]
     os.kill(pid, signal.SIGKILL)

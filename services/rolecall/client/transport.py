@@ -44,7 +44,7 @@ class Transport:
         self._origin = connection.origin
         headers = {"Authorization": f"Bearer {connection.token}"}
         try:
-            options = client_options(connection.trust)
+            options = client_options(connection.url, connection.trust)
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
         self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, **options)

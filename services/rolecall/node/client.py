@@ -87,7 +87,7 @@ class MasterClient:
         self._read_token = read_token
         self._token = read_token()
         # Without the proxies of the environment, which are not for the cluster's own network.
-        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, **client_options(trust))
+        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, **client_options(url, trust))
 
     async def close(self) -> None:
         await self._http.aclose()

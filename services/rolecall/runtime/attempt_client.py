@@ -51,7 +51,7 @@ class AttemptClient:
         self._attempt = f"{self._job}/attempts/{attempt}"
         self._options = request_options(trust)
         self._http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(trust)
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(url, trust)
         )
         self._unavailable_since: float | None = None
         self._was_accepted = False

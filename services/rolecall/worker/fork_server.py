@@ -46,7 +46,10 @@ from rolecall.workloads import catalogue
 Play = Callable[[ForkRequest], int]
 
 # Modules of workers that take long to import. `torch._dynamo` is loaded by the first optimizer object.
+# The first client of httpx loads `certifi` and `httpcore`.
 PRELOADED = (
+    "certifi",
+    "httpcore",
     "numpy",
     "pyarrow.csv",
     "pyarrow.ipc",

@@ -207,6 +207,9 @@ class Shard:
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
         step(self._optimizer)
+        for parameter in self._module.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = None
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()
