@@ -277,7 +277,7 @@ def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CSV file of 3000 rows, for `tests.cluster.jobs`."""
+    """A CSV file of 6000 rows, for `tests.cluster.jobs`."""
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.csv", rows=6000)
 
 

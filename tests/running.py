@@ -50,7 +50,7 @@ class Running(ABC):
             if document and holds(document):
                 return document
             # Each answer takes the master's time, which long jobs need more than a test needs to know at once.
-            time.sleep(min(0.5, max(0.05, waited_s / 50)))
+            time.sleep(min(0.5, max(0.1, waited_s / 20)))
         pytest.fail(f"job {job}: it did not happen within {timeout} s: {document}\n{self.logs()}")
 
     def cancel_all(self) -> None:

@@ -10,7 +10,7 @@ from tests.rows import COLUMNS
 
 
 def short_job(rows: Path, *, trainers: int = 2, **params: Any) -> dict[str, Any]:
-    """A few hundred steps: about a second of training."""
+    """About a hundred steps: less than a second of training."""
     return {
         "workload": "embedding-ddp",
         "roles": {"parameter-server": 1, "trainer": trainers},
@@ -19,7 +19,7 @@ def short_job(rows: Path, *, trainers: int = 2, **params: Any) -> dict[str, Any]
             "embedding_dim": 8,
             "hidden": [16],
             "batch_size": 64,
-            "epochs": 4,
+            "epochs": 2,
             "sparse_optimizer": {"name": "adagrad", "lr": 0.05},
             "dense_optimizer": {"name": "adam", "lr": 0.002},
             **params,
