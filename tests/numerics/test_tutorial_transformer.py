@@ -70,8 +70,7 @@ def run(context: WorkerContext[Params]) -> None:
 
 @torch.no_grad()
 def forward_loss(pipeline: Pipeline) -> Tensor:
-    """The loss of the first micro-batch by torch's schedule, without the backward pass, which takes most of the time and
-    memory."""
+    """The loss of the first micro-batch by torch's schedule. The backward pass takes most of the time and memory."""
     tokens, targets = (part[:8] for part in batch())
     losses: list[Tensor] = []
     inputs = (tokens,) if 0 in pipeline.model_parts else ()

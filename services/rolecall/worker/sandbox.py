@@ -168,13 +168,14 @@ def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
     """
     if path in hidden or not path.exists():
         return
-    if not any(one.is_relative_to(path) for one in hidden):
+    inside = [one for one in hidden if one.is_relative_to(path)]
+    if not inside:
         yield path, READ
         return
     yield path, LIST
     for child in path.iterdir():
         if not child.is_symlink():
-            yield from _except(child, hidden)
+            yield from _except(child, inside)
 
 
 def _permitted_by_mode(path: Path) -> bool:

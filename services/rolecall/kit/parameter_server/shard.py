@@ -208,6 +208,7 @@ class Shard:
         scale_rates(self._optimizer, rate_factor)
         step(self._optimizer)
         for parameter in self._module.parameters():
+            # Rows of a batch take as much memory as a message, which the next one can use.
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = None
         if self._device.type == "cuda":
