@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -142,8 +143,14 @@ async def webhook_events(client: Client, job: str, count: int = 1) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(tmp_path: Path) -> None:
+async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = ManualClock()
+    load, loads = ssl.SSLContext.load_verify_locations, list[object]()
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *given, **named: loads.append(given) or load(*given, **named)
+    )
     with receiver(503, 302) as (port, received):
         own: dict[str, Any] = {"webhook_hosts": (f"localhost:{port}",), "webhook_networks": ("127.0.0.0/8", "::1/128")}
         url = f"http://localhost:{port}/T0/secret?token=hidden"
@@ -163,6 +170,7 @@ async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(tmp_path:
         async with on_master(tmp_path, clock=clock, **own) as client:
             assert await webhook_events(client, made["id"]) == [f"webhook sent to http://localhost:{port}/***"]
             assert (await client.call(alice, "GET", "/webhook-secret")).json()["secret"] == secret
+        assert len(loads) <= 1, "the event loop waits while CAs are loaded"
         headers, content = received[-1]
         assert len({request["webhook-id"] for request, _ in received}) == 1
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + content
