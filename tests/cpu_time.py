@@ -12,7 +12,7 @@ _PARSE_S = 0.014
 def is_within(spent: float, limit: float) -> bool:
     """Whether a time is within a limit of the same unit, which is longer on a machine that is slower at the moment.
 
-    The time is one of the CPU, or one on an idle machine that mostly computes in it.
+    The time is one of the CPU, also as a share of it, or one on an idle machine that mostly computes in it.
     """
     return spent < limit or spent < limit * slowness()  # Measured only if it matters, because it takes 0.1 s.
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 def exact_job(rows: Path) -> dict[str, Any]:
     """Reproducible to the last bit, with a checkpoint every 40 steps."""
-    return long_job(rows, max_steps=300, precision="float64", dropout=0.1, checkpoint_every_steps=40)
+    return long_job(rows, max_steps=400, precision="float64", dropout=0.1, checkpoint_every_steps=40)
 
 
 def weights(cluster: Cluster, job: str) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
     cluster: Cluster, rows: Path, uninterrupted: dict[str, torch.Tensor], victim: str
 ) -> None:
     job = cluster.submit(exact_job(rows))
-    gang = workers(cluster.until(job, past_step(60)))
+    gang = workers(cluster.until(job, past_step(45)))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 2.0) <= 2.0
     document = cluster.wait_for(job, "succeeded")
@@ -68,8 +68,8 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
 
 
 def test_a_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, rows: Path) -> None:
-    job = cluster.submit(long_job(rows, max_steps=300, checkpoint_every_steps=40))
-    gang = workers(cluster.until(job, past_step(60)))
+    job = cluster.submit(long_job(rows, max_steps=400, checkpoint_every_steps=40))
+    gang = workers(cluster.until(job, past_step(45)))
     os.kill(gang["trainer-0"]["pid"], signal.SIGSTOP)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 6.0) <= 6.0
     document = cluster.wait_for(job, "succeeded")
@@ -87,10 +87,11 @@ def test_restarts_are_bounded(cluster: Cluster, rows: Path) -> None:
 
 
 def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, rows: Path) -> None:
-    running = cluster.submit(long_job(rows, max_steps=600, checkpoint_every_steps=200))
+    running = cluster.submit(long_job(rows, max_steps=1000, checkpoint_every_steps=300))
     before = workers(cluster.until(running, past_step(50)))
     queued = cluster.submit(short_job(rows))
     cluster.until(queued, lambda document: document["waiting_for"], 10)
+    assert cluster.job(running)["state"] == "running"
     os.kill(cluster.pids["master"], signal.SIGKILL)
     document = cluster.wait_for(running, "succeeded", 180)
     assert len(document["attempts"]) == 1
@@ -102,8 +103,8 @@ def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, 
 
 def test_the_master_container_killed_costs_an_attempt(cluster: Cluster, rows: Path) -> None:
     """Control program, node and driver rank die together."""
-    job = cluster.submit(long_job(rows, max_steps=400, checkpoint_every_steps=60))
-    driver = workers(cluster.until(job, past_step(80)))["master-0"]["pid"]
+    job = cluster.submit(long_job(rows, max_steps=500, checkpoint_every_steps=60))
+    driver = workers(cluster.until(job, past_step(65)))["master-0"]["pid"]
     for pid in (cluster.pids["master"], cluster.pids["master-0"]):
         os.kill(pid, signal.SIGKILL)
     seconds_until_gone([driver], 2.0)
@@ -113,8 +114,8 @@ def test_the_master_container_killed_costs_an_attempt(cluster: Cluster, rows: Pa
 
 
 def test_a_killed_node_takes_its_workers_along_and_comes_back(cluster: Cluster, rows: Path) -> None:
-    job = cluster.submit(long_job(rows, max_steps=400, checkpoint_every_steps=60))
-    gang = workers(cluster.until(job, past_step(80)))
+    job = cluster.submit(long_job(rows, max_steps=500, checkpoint_every_steps=60))
+    gang = workers(cluster.until(job, past_step(65)))
     os.kill(cluster.pids["trainer-1"], signal.SIGKILL)
     seconds_until_gone([gang["trainer-1"]["pid"]], 2.0)
     document = cluster.wait_for(job, "succeeded", 180)

@@ -70,12 +70,11 @@ def weights(cluster: Cluster, job: str, folder: Path) -> dict[str, torch.Tensor]
 
 
 def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path: Path) -> None:
-    """In its first steps; below, the same model learns in a whole epoch."""
     request = example()
-    request["params"] |= {"epochs": 1, "max_steps": 20}
+    request["params"]["epochs"] = 1
     job = stages.submit(request)
     document = stages.wait_for(job, "succeeded", 480)
-    assert 0 < document["result"]["test_accuracy"] < 1
+    assert document["result"]["test_accuracy"] > 0.65
     assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
     assert spans(stages, job, "stage-0") >= {"F", "I", "W", "send", "wait"}
     assert "cut before " in stages.client.get(f"/jobs/{job}/events").text

@@ -38,7 +38,7 @@ PARAMS: dict[str, Any] = {
 }
 WORKLOAD = Workload(
     name="tutorial-sizes",
-    summary="One batch of the tutorial's model with each split",
+    summary="A batch of the tutorial's model",
     package="tests.numerics",
     module="test_tutorial_transformer",
     params=Params,

@@ -31,9 +31,8 @@ _LEFTOVERS_S = 0.5
 """Less than in the fork server, because the node's event loop waits for it."""
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
-# The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings. All threads of a
-# worker share the server's heap, because what a thread frees in a heap of its own stays with this thread.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "MALLOC_ARENA_MAX": "1"}
+# The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class ForkRefused(RolecallError):
@@ -231,7 +230,7 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
 def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a constant command
         [*COMMAND, str(fd), *arguments],
-        env=for_workers(os.environ) | _ENVIRONMENT,
+        env=for_workers(os.environ) | _ONE_THREAD,
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # A terminal's Ctrl-C must reach only the node.

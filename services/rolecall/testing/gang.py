@@ -37,7 +37,6 @@ from rolecall.workloads import catalogue
 
 # Pyarrow's allocator would have a thread in the fork server, which must have only one.
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-os.environ.setdefault("MALLOC_ARENA_MAX", "1")  # As in the workers of nodes, see `rolecall.node.fork_client`.
 # A program has one fork server. Without these modules, each of its processes would import them in two seconds.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["rolecall.testing.preload"])

@@ -14,7 +14,7 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +160,7 @@ def _editable() -> Iterator[str]:
             yield from getattr(module, "MAPPING", {}).values()
 
 
-def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
+def _except(path: Path, hidden: Collection[Path]) -> Iterator[Rule]:
     """Rules for `path` and everything below it except `hidden`.
 
     A rule allows a whole tree. Therefore, if a path below is hidden, each of its siblings gets a rule, and the folder

@@ -207,13 +207,13 @@ class Shard:
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
         step(self._optimizer)
-        for parameter in self._module.parameters():
-            # Rows of a batch take as much memory as a message, which the next one can use.
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = None
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()
+        for parameter in self._module.parameters():
+            # Release the gradients of rows, so that the next message can use their memory.
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = None
         measurements.add(metric.UPDATES)
 
 
