@@ -30,7 +30,7 @@ def cluster(folder: Path) -> Iterator[list[Container]]:
         own = {"ROLECALL_SLOTS": "1", **GRACE}
         nodes = [stack.enter_context(node(folder / name, master.port, role, **own)) for name, role in ROLES.items()]
         for name in ("master-0", *ROLES):
-            until(lambda name=name: master.node(name))
+            until(lambda name=name: master.node(name), 180)
         yield [master, *nodes]
 
 

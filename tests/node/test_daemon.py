@@ -1,7 +1,6 @@
 """A real daemon, fork server and workers, against a scripted master on a real socket."""
 
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -218,14 +217,6 @@ def test_a_worker_gets_its_environment_and_no_secret(master: ScriptedMaster) -> 
     assert "no token" in master.text(key)
     assert "interface lo gpus ''" in master.text(key)
     assert "leader True stdin ''" in master.text(key)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only GNU's C library has several heaps")
-def test_the_threads_of_a_worker_share_one_heap(master: ScriptedMaster) -> None:
-    """Otherwise what a thread frees stays with this thread, and the process grows."""
-    key = master.want(launch("heaps", "allocate"))
-    master.ended(key)
-    assert "heaps 1\n" in master.text(key)
 
 
 def test_a_chunk_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
