@@ -63,13 +63,13 @@ def weights(cluster: Cluster, job: str) -> dict[str, torch.Tensor]:
 
 def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     request = example()
-    request["params"]["max_steps"] = 80
+    request["params"]["max_steps"] = 100
     job = cluster.submit(request)
     cluster.until(job, past_step(20), 240)
     _assert_page_shows_the_pipeline(cluster, job)
     _assert_trace_has_every_task(cluster, job)
     result = cluster.wait_for(job, "succeeded", 480)["result"]
-    assert result["test_loss"] < 5.2  # 6.9 before the first step: the logarithm of 1024 tokens
+    assert result["test_loss"] < 4.8  # 6.9 before the first step: the logarithm of 1024 tokens
     times = [result[f"stage_{rank}_{kind}_s"] for rank in range(2) for kind in ("compute", "wait", "idle")]
     assert min(times) > 0
     assert result["bubble_theory"] == pytest.approx(1 / 5)
