@@ -77,3 +77,43 @@ def test_a_group_through_the_host_sends_copies_and_reduces_as_any_other(tmp_path
     for member in members:
         member.join()
     assert [member.exitcode for member in members] == [0, 0]
+
+
+def repeat_collectives(rank: int, store: str) -> None:
+    """Run each kind of collective often, as one of two members."""
+    dist.init_process_group(
+        HOST, store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=20)
+    )
+    for _ in range(100):
+        pair = [torch.zeros(2), torch.zeros(2)]
+        dist.barrier()
+        dist.broadcast(torch.ones(2), src=0)
+        dist.all_reduce(torch.ones(2))
+        dist.reduce(torch.ones(2), dst=0)
+        dist.all_gather(pair, torch.ones(2))
+        dist.all_gather_into_tensor(torch.zeros(4), torch.ones(2))
+        dist.gather(torch.ones(2), pair if rank == 0 else None)
+        dist.scatter(torch.ones(2), pair if rank == 0 else None)
+        dist.reduce_scatter(torch.zeros(2), pair)
+        dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(4))
+        dist.all_to_all_single(torch.zeros(2), torch.ones(2))
+        peer = 1 - rank
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, torch.ones(2), peer), dist.P2POp(dist.irecv, torch.zeros(2), peer)]
+        ):
+            work.wait()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_group_through_the_host_survives_many_collectives(tmp_path: Path) -> None:
+    """A call that holds the interpreter's lock while it waits for Gloo would stop both members soon."""
+    members = [processes.Process(target=repeat_collectives, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(60)
+    exit_codes = [member.exitcode for member in members]
+    for member in members:
+        member.kill()
+    assert exit_codes == [0, 0]

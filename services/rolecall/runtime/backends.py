@@ -6,8 +6,9 @@ send and receive them, so `HostGroup` copies them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,24 +38,55 @@ def shared_gpus(gang: GangPlan) -> dict[str, list[int]]:
     }
 
 
+_COLLECTIVES = (
+    *("broadcast", "reduce", "allreduce", "allreduce_coalesced", "barrier", "monitored_barrier"),
+    *("gather", "gather_into_tensor", "scatter", "recv_anysource", "abort", "shutdown"),
+    *("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base"),
+    # Their names since torch 2.14.
+    *("all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("all_to_all_single", "gather_single"),
+)
+
+
 class HostGroup(dist.ProcessGroup):
-    """A Gloo process group that also sends and receives tensors on GPUs, as copies in the host's memory."""
+    """A Gloo process group that also sends and receives tensors on GPUs, as copies in the host's memory.
+
+    Its methods call those of a group that is not a Python class. For a subclass in Python, torch calls the methods that
+    the subclass does not define, or that it calls by `super()`, without releasing the interpreter's lock. They wait for
+    a mutex of Gloo, whose thread can hold it while it waits for the interpreter's lock to release a tensor.
+    """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, size)
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo = dist.ProcessGroup(store, rank, size)
+        backend = dist.ProcessGroupGloo(store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
-        self._set_default_backend(kind)
-        for device in ("cpu", "cuda"):
-            self._register_backend(torch.device(device), kind, gloo)
+        for group in (self, self._gloo):
+            group._set_default_backend(kind)
+            for device in ("cpu", "cuda"):
+                group._register_backend(torch.device(device), kind, backend)
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
         # The copy waits for the kernels that compute the tensor.
-        return super().send([tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors], dstRank, tag)
+        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+        return self._gloo.send(copies, dstRank, tag)
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
         copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        return _Received(super().recv(copies, srcRank, tag), copies, tensors)
+        return _Received(self._gloo.recv(copies, srcRank, tag), copies, tensors)
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def call(group: HostGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(group._gloo, name)(*args, **kwargs)
+
+    return call
+
+
+for _name in _COLLECTIVES:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(HostGroup, _name, _delegate(_name))
 
 
 class _Received(dist.Work):
