@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from threading import Barrier, Thread
 from typing import Any, NoReturn
 
 from rolecall.runtime.attempt_client import AttemptClient
@@ -144,6 +145,29 @@ def reveal(request: ForkRequest, workdir: Workdir) -> int:
     print("token" if os.environ.get("ROLECALL_NODE_TOKEN") else "no token")
     print("interface", os.environ["TP_SOCKET_IFNAME"], "gpus", repr(os.environ["CUDA_VISIBLE_DEVICES"]))
     print("leader", os.getpgrp() == os.getpid() == os.getsid(0), "stdin", repr(sys.stdin.read()))
+    return 0
+
+
+def allocate(request: ForkRequest, workdir: Workdir) -> int:
+    """Print the number of heaps of the C library, after threads have allocated memory at the same time."""
+    together = Barrier(4)
+
+    def hold() -> None:
+        memory = bytearray(1 << 16)
+        together.wait()
+        memory.clear()
+
+    threads = [Thread(target=hold) for _ in range(together.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    library, listed = ctypes.CDLL(None), workdir.path / "heaps.xml"
+    library.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(library.fopen(bytes(listed), b"w"))
+    library.malloc_info(0, file)
+    library.fclose(file)
+    print("heaps", listed.read_text().count("<heap nr="))
     return 0
 
 

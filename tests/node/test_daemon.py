@@ -219,6 +219,13 @@ def test_a_worker_gets_its_environment_and_no_secret(master: ScriptedMaster) -> 
     assert "leader True stdin ''" in master.text(key)
 
 
+def test_the_threads_of_a_worker_share_one_heap(master: ScriptedMaster) -> None:
+    """Otherwise what a thread frees stays with this thread, and the process grows."""
+    key = master.want(launch("heaps", "allocate"))
+    master.ended(key)
+    assert "heaps 1\n" in master.text(key)
+
+
 def test_a_chunk_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
     master.repeat_chunks = True
     key = master.want(launch("twice", "succeed"))

@@ -23,7 +23,7 @@ from rolecall.network import links
 from rolecall.runtime import gang_store
 from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
-from rolecall.runtime.heap import keep_one_heap
+from rolecall.runtime.heap import keep_freed_memory
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch
@@ -73,7 +73,7 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
     _export_environment(launch, entrance.port)
     store, *others = entrance.assemble(lambda ranks: _missing(launch, ranks), _JOIN_TIMEOUT_S)
     _require_links(store, launch)
-    keep_one_heap()
+    keep_freed_memory()
     if workload.rpc:
         _join_rpc(launch, workload, others[0])
     if launch.worker.role in workload.process_group:
