@@ -43,10 +43,10 @@ test: $(INSTALLED)  ## Run every test that this machine can run
 	$(PYTEST) -m "not idle"
 	$(BIN)/pytest -m idle
 
-test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
+test-versions:  ## Run the fast tests, the numerics and the process groups with the lowest torch that is supported
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock test-fast
-	.venv-lowest/bin/pytest tests/numerics
+	.venv-lowest/bin/pytest tests/numerics tests/runtime
 
 test-gpu: $(if $(WHEELS),,$(INSTALLED))  ## Run what needs an NVIDIA GPU, and write figures to build/gpu.json (DEVICE=cpu rehearses it)
 	$(if $(WHEELS),$(PYTHON),$(BIN)/python) -m tests.gpu --device $(DEVICE) --report $(GPU_REPORT) \

@@ -58,7 +58,8 @@ class HostGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, size)
+        # In torch 2.11, a class in Python can't pass the store. The stub has only the form with the store.
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         self._gloo = dist.ProcessGroup(store, rank, size)
         backend = dist.ProcessGroupGloo(store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
