@@ -256,6 +256,7 @@ async def test_watch_reads_each_curve_once_however_many_workers_report_it(
     assert "loss of trainer-0: 0.5" in terminal.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 async def test_without_a_terminal_watch_prints_lines_and_has_the_exit_code_of_the_outcome(master: Client) -> None:
     node = await one_trainer(master)
     job = (await master.submit(roles=ONE_TRAINER, max_restarts=0))["id"]

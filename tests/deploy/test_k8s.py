@@ -103,6 +103,7 @@ def test_no_image_floats(overlay: str) -> None:
         assert tag not in ("", "latest")
 
 
+@pytest.mark.slow
 @OVERLAY
 def test_every_variable_is_one_that_is_read(overlay: str) -> None:
     kinds = (MasterSettings, NodeSettings, WorkerSettings)
@@ -259,6 +260,7 @@ def test_who_computes_without_a_gpu_does_not_miss_it() -> None:
         assert environment(one).get("NVIDIA_VISIBLE_DEVICES") == ("none" if hidden else None)
 
 
+@pytest.mark.slow
 def test_rdma_changes_the_pods_with_gpus_alone() -> None:
     """As the overlay `gpu`, with an adapter, and the right to lock memory, which only root gets."""
     expected = json.loads(json.dumps(render("gpu")))

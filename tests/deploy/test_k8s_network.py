@@ -196,6 +196,7 @@ def test_the_documents_kustomization_renders() -> None:
     assert len(moved) == len(Role)
 
 
+@pytest.mark.slow
 def test_the_documents_patches_do_what_it_says() -> None:
     objects = _own("monitoring")
     assert all(one["imagePullSecrets"] == [{"name": "registry"}] for one in of_kind(objects, "ServiceAccount"))
@@ -228,6 +229,7 @@ _DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 COMMANDS = sorted({command for path in _DOCUMENTS for command in _COMMAND.findall(path.read_text())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_document_is_one_that_kubectl_knows(command: str) -> None:
     words = shlex.split(re.sub(r"\$\([^)]*\)", "x", command))[1:]

@@ -122,6 +122,7 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_every_rule_gives_what_is_expected_and_every_alert_has_a_runbook(tmp_path: Path) -> None:
     shutil.copy(MONITORING / "rules/rolecall.yaml", tmp_path)
     shutil.copy(Path(__file__).parent / "rules_test.yaml", tmp_path)

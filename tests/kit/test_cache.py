@@ -105,6 +105,7 @@ def test_the_entries_of_all_owners_count_for_the_node(tmp_path: Path) -> None:
     assert evict_all(tmp_path, 0) == 0, "no limit"
 
 
+@pytest.mark.slow
 def test_an_owner_displaces_nobody_by_links_or_times_or_entries_in_use(tmp_path: Path) -> None:
     alice, mallory = (make_owner_folder(tmp_path, name, "job") for name in ("alice", "mallory"))
     kept = leave(alice / "text", "kept", 1)
@@ -133,6 +134,7 @@ def test_a_link_is_no_cache(tmp_path: Path) -> None:
     assert evict_all(tmp_path / "caches", 1) == 0
 
 
+@pytest.mark.slow
 def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:
     for _ in range(2):
         with user(tmp_path / "mine", "key"):
@@ -250,6 +252,7 @@ def test_an_entry_that_can_not_be_deleted_keeps_no_other(
     assert warning == f"the eviction from the cache {tmp_path} had errors (2), first: stale file handle"
 
 
+@pytest.mark.slow
 def test_modes_of_folders_keep_nothing_from_the_eviction(tmp_path: Path) -> None:
     """A job can choose them, and nodes don't run as root."""
     code = """

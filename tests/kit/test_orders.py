@@ -19,6 +19,7 @@ def flat(actions: Iterable[Any]) -> Iterator[Task]:
             yield Task(action.stage_index, action.computation_type.value, action.microbatch_index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in {"GPipe", "1F1B"}])
 def test_multi_stage_schedules_are_planned_as_torch_does(name: ScheduleName) -> None:
     rules = SCHEDULES[name]

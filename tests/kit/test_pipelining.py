@@ -39,6 +39,7 @@ def test_zero_bubble_loses_a_third_of_what_1f1b_loses(ranks: int, micro_batches:
     assert bubble(order) == pytest.approx((ranks - 1) / (3 * micro_batches + ranks - 1))
 
 
+@pytest.mark.slow
 def test_the_time_to_plan_an_order_grows_with_its_tasks_alone() -> None:
     # Each pass waits for the rank after its own, which a search through the ranks would have passed already.
     ranks, stages = 256, 20_000

@@ -284,6 +284,7 @@ async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> N
     assert not list(tmp_path.rglob(".upload-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5])
 async def test_old_checkpoints_go_and_kept_ones_stay(client: Client, tmp_path: Path, count: int) -> None:
     node = await one_trainer(client)

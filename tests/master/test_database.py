@@ -83,6 +83,7 @@ async def write(database: Database) -> None:
         await connection.execute(text("DELETE FROM idempotency"))
 
 
+@pytest.mark.slow
 async def test_a_locked_sqlite_database_delays_no_reader_and_loses_no_node(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)
@@ -111,6 +112,7 @@ async def test_waiting_writers_are_told_in_time(tmp_path: Path) -> None:
         await write(database)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_reader_cannot_write(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else sqlite_url(tmp_path / "test.db")

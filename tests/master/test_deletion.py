@@ -69,6 +69,7 @@ def _is_of_jobs(table: Table) -> bool:
     return table is schema.jobs or any(_is_of_jobs(key.column.table) for key in table.foreign_keys)
 
 
+@pytest.mark.slow
 async def test_a_deleted_job_leaves_nothing(client: Client, tmp_path: Path) -> None:
     job = await finished(client, await one_trainer(client))
     assert (tmp_path / "streams" / job).exists()
@@ -78,6 +79,7 @@ async def test_a_deleted_job_leaves_nothing(client: Client, tmp_path: Path) -> N
     assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_job_that_runs_is_deleted_by_force_alone(client: Client, tmp_path: Path) -> None:
     node = await one_trainer(client)
     job = (await client.submit(roles=ONE_TRAINER))["id"]
@@ -143,6 +145,7 @@ async def test_left_overs_are_swept_after_a_restart(tmp_path: Path, monkeypatch:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_prune_lists_and_deletes_what_ended_before(client: Client) -> None:
     node = await one_trainer(client)
     job = await finished(client, node)
@@ -480,6 +483,7 @@ async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ]
 
 
+@pytest.mark.slow
 async def test_a_job_that_can_not_be_deleted_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = Blobs.remove_job
 

@@ -58,6 +58,7 @@ async def ended_jobs(folder: Path, clock: ManualClock, count: int) -> list[str]:
         return found
 
 
+@pytest.mark.slow
 async def test_jobs_that_are_rejected_delay_no_others(tmp_path: Path) -> None:
     clock = ManualClock()
     ended = await ended_jobs(tmp_path, clock, 9)
@@ -77,6 +78,7 @@ async def test_jobs_that_are_rejected_delay_no_others(tmp_path: Path) -> None:
         assert sorted(set(target.forgotten)) == sorted(ended)
 
 
+@pytest.mark.slow
 async def test_a_target_that_is_away_is_tried_three_times_in_a_pass(tmp_path: Path) -> None:
     clock = ManualClock()
     ended = await ended_jobs(tmp_path, clock, 8)

@@ -112,6 +112,7 @@ async def test_a_timeline_in_three_forms(client: Client) -> None:
     assert answer.json()["detail"] == f"job {job} has no pipeline; the format svg shows every workload"
 
 
+@pytest.mark.slow
 async def test_what_a_worker_may_write_is_an_error_of_it_alone(client: Client) -> None:
     job, node, _ = await running(client)
     window = json.loads(WINDOW.model_dump_json())

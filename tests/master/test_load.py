@@ -120,6 +120,7 @@ async def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_jo
         assert nodes
 
 
+@pytest.mark.slow
 async def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ async def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
         assert looks == []
 
 
+@pytest.mark.slow
 async def test_jobs_beyond_the_budget_of_a_pass_are_decided_by_the_next_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

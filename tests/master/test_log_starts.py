@@ -95,6 +95,7 @@ def test_a_log_without_newer_records_is_read_once(tmp_path: Path, monkeypatch: p
     assert sum(read) < 1.2 * streams.size(KEY)
 
 
+@pytest.mark.slow
 def test_a_record_at_the_border_of_two_segments_is_found(tmp_path: Path) -> None:
     data = b"printed\n" + OLD + NEW
     for border in range(8, len(data)):

@@ -120,6 +120,7 @@ async def test_a_worker_can_neither_end_nor_forge_what_others_are_shown(client: 
     ]
 
 
+@pytest.mark.slow
 async def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_another_master(tmp_path: Path) -> None:
     async with on_master(tmp_path / "data") as client:
         node, job, worker = await running(client)
@@ -156,6 +157,7 @@ async def test_the_end_waits_for_the_rest_of_a_log(client: Client) -> None:
     assert seen == ["[trainer-0] begin", "[trainer-0] rest", "succeeded"]
 
 
+@pytest.mark.slow
 async def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
     async with on_master(tmp_path, log_bytes=1 << 20) as client:
         node, job, worker = await running(client)
@@ -285,6 +287,7 @@ async def test_only_lines_with_a_text(client: Client) -> None:
     assert await lines(text="nowhere") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["(a+)+$", "%", "\\", ".*", "[", "\x00", "x" * 200])
 async def test_a_text_is_no_pattern(client: Client, text: str) -> None:
     _, job, _ = await running(client)

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 from tests.running import accepted
 
@@ -86,6 +87,7 @@ async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
     assert (await client.call(alice, "POST", f"/jobs/{second}/retry")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_dry_run_checks_the_limits_without_writing(tmp_path: Path, database_url: str) -> None:
     async with on_master(tmp_path, database_url=SecretStr(database_url)) as client:
         alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=1, max_stored_bytes=1 << 20)
@@ -142,6 +144,7 @@ def requested_bytes(data: Path) -> int:
         return database.execute("SELECT sum(bytes) FROM jobs").fetchone()[0]
 
 
+@pytest.mark.slow
 async def test_who_submits_and_cancels_fills_their_own_storage(client: Client) -> None:
     text = "x" * 100
     alice, bob = [await make_token(client, name, Scope.SUBMIT, max_queued=1, max_stored_bytes=2000) for name in "ab"]

@@ -260,6 +260,7 @@ def check_ledgers(nodes: list[NodeState], workers: list[WorkerPlan]) -> None:
         assert sum(w.threads if w.threads > 1 else w.role.weight for w in mine if not w.role.computes) <= 2
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(clusters, st.tuples(wants, wants), gpus, st.tuples(asks, asks), st.tuples(st.integers(1, 2), st.integers(1, 2)))
 def test_never_over_a_ledger_and_whole_or_nothing(

@@ -108,6 +108,7 @@ async def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
         assert reader["job"] == "right"
 
 
+@pytest.mark.slow
 async def test_what_a_user_examined_is_shown_only_to_them_and_hides_nothing(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         operator = await make_token(client, "operator", Scope.ADMIN)

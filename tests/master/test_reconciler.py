@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rolecall.master import registry
 from rolecall.master.assembly import Master
 from rolecall.master.reconciler import FORGET_NODE_S
@@ -85,6 +87,7 @@ async def test_a_late_chunk_does_not_keep_the_progress_of_an_ended_job_in_memory
         assert master.progress.of_job("toy-1", 1) is None
 
 
+@pytest.mark.slow
 async def test_a_silent_node_costs_its_jobs_an_attempt_and_is_forgotten_after_an_hour(tmp_path: Path) -> None:
     async with on_master(tmp_path) as (master, clock):
         await report(master, WorkerState.RUNNING)

@@ -283,6 +283,7 @@ async def test_jobs_are_found_by_their_labels_in_the_same_case(database: Databas
             assert [job.id for job in (await listing.page(connection, selection, 9, None))[0]] == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["newest", "queue"])
 async def test_a_page_of_large_jobs_is_shorter_and_one_that_is_too_large_is_alone(
     database: Database, order: listing.Order

@@ -273,6 +273,7 @@ async def test_a_restart_is_two_attempts_and_two_waits_in_one_trace(tmp_path: Pa
     assert "ValueError: broken" in attributes(again)["rolecall.reason"]
 
 
+@pytest.mark.slow
 async def test_the_trace_is_whole_when_the_clock_of_another_master_is_behind(tmp_path: Path) -> None:
     receiver, clock = Receiver(), ManualClock()
     with receiver.serving() as endpoint:

@@ -55,6 +55,7 @@ async def session_of(client: Client, token: str = TOKEN) -> dict[str, str]:
     return {"Cookie": cookie.partition(";")[0]}
 
 
+@pytest.mark.slow
 async def test_browsers_without_a_session_are_sent_to_the_log_in_and_back(client: Client) -> None:
     for path in PAGES:
         answer = await client.http.get(path)
@@ -121,6 +122,7 @@ async def test_with_https_only_this_host_can_set_the_cookie_of_a_session(tmp_pat
         assert {"Path=/", "Secure", "Max-Age=0"} < set(out.headers["set-cookie"].split("; "))
 
 
+@pytest.mark.slow
 async def test_no_cache_keeps_what_depends_on_the_token(client: Client) -> None:
     node, job = await one_trainer(client), (await client.submit(roles=ONE_TRAINER))["id"]
     (worker,) = await node.workers()
@@ -160,6 +162,7 @@ async def test_other_sites_change_nothing_with_a_session(client: Client) -> None
     assert [entry["token"] for entry in entries if entry["action"] == "POST /jobs"] == ["admin", "admin"]
 
 
+@pytest.mark.slow
 async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
     metrics = await make_token(client, "prom", Scope.METRICS)

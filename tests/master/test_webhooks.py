@@ -200,6 +200,7 @@ async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_pa
         assert received == []
 
 
+@pytest.mark.slow
 async def test_a_name_server_that_hangs_does_not_delay_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

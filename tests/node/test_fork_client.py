@@ -23,6 +23,7 @@ REQUEST = ForkRequest(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_code_in_the_folder_where_a_node_was_started_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text("raise SystemExit('code of the working folder')")
     done = subprocess.run([*COMMAND, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -114,6 +114,7 @@ async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(
         assert why in told
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_away_for_the_master_too_proves_nothing(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         node = await one_trainer(client)

@@ -36,6 +36,7 @@ async def fail_often(database: Database, job: str, count: int) -> None:
             await attempts.follow(connection, gang, JobState.FAILED, cause=f"trainer-0: {LONG.message}")
 
 
+@pytest.mark.slow
 async def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         job = (await client.submit())["id"]

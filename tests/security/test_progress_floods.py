@@ -111,6 +111,7 @@ async def test_invalid_lines_are_logged_once_and_then_counted(master: Master, ca
     assert (vars(record)["job"], vars(record)["attempt"], vars(record)["rank"]) == ("toy-1", 1, 0)
 
 
+@pytest.mark.slow
 async def test_empty_lines_take_little_time(master: Master) -> None:
     step = b'{"kind":"step","at":0,"step":1,"metrics":{"loss":1}}\n'
     begin = time.process_time()
@@ -222,6 +223,7 @@ async def test_the_series_of_a_user_take_one_thread(master: Master, monkeypatch:
         assert await asyncio.gather(*(book.of_stream("mallory", key, 10, 1 << 20) for key in keys * 2)) == [[]] * 4
 
 
+@pytest.mark.slow
 async def test_a_job_s_progress_is_small_whatever_its_metrics_are_called(master: Master) -> None:
     names = (b"%04d" % number + b"x" * 10_000 for number in range(1500))
     await master.get(*(b'{"kind":"step","at":0,"step":1,"metrics":{"%s":1}}\n' % name for name in names))

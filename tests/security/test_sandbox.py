@@ -116,6 +116,7 @@ def request_of(tmp_path: Path) -> ForkRequest:
     )
 
 
+@pytest.mark.slow
 def test_a_worker_reads_data_and_writes_its_own_folder_alone(run: Run, request_of: ForkRequest, tmp_path: Path) -> None:
     """The data root lies around the data folder, as in `rolecall local` where it was started."""
     data, own = tmp_path / "data", request_of.workdir
@@ -143,6 +144,7 @@ print(json.dumps({{
     assert set(said["refused"]) == {"PermissionError"}, said
 
 
+@pytest.mark.slow
 def test_the_data_folder_is_hidden_wherever_it_lies(request_of: ForkRequest, tmp_path: Path) -> None:
     """Below a folder where Python finds code, too."""
     code = f"""

@@ -92,6 +92,7 @@ def test_it_takes_linear_time(repeated: str) -> None:
             assert is_within(time.process_time() - begin, 1.0), "a quadratic one takes minutes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url", ["://" + "::a:b@" * 16, "://" + "::" * 16, "://a=b", "://?a=b", "://a", "://@", "://a/@", "://a/?"]
 )

@@ -133,6 +133,7 @@ def test_the_example_means_the_same_to_the_workers() -> None:
     assert stored_and_read(params) == params
 
 
+@pytest.mark.slow
 @given(body=bodies | tutorials)
 def test_whatever_is_legal_means_the_same_to_the_workers(body: dict[str, Any]) -> None:
     params = Params.model_validate(body)
@@ -142,6 +143,7 @@ def test_whatever_is_legal_means_the_same_to_the_workers(body: dict[str, Any]) -
     assert type(again.data) is type(params.data)
 
 
+@pytest.mark.slow
 @given(body=bodies, schedule=schedules, stopping=stoppings)
 def test_so_do_schedules_and_early_stopping(
     body: dict[str, Any], schedule: dict[str, Any], stopping: dict[str, Any]
