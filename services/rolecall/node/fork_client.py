@@ -17,7 +17,7 @@ from rolecall.edge.logs import about
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, describe_exit
 from rolecall.retry import delays_s
-from rolecall.settings.child_environments import for_workers
+from rolecall.settings.child_environments import for_workers, heap_variables
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, NotForked, Ready
 
@@ -230,7 +230,7 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
 def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a constant command
         [*COMMAND, str(fd), *arguments],
-        env=for_workers(os.environ) | _ONE_THREAD,
+        env=for_workers(os.environ) | _ONE_THREAD | heap_variables(os.environ),
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # A terminal's Ctrl-C must reach only the node.

@@ -15,6 +15,8 @@ _EXPORTS = (
     *(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "CLIENT_CERT_PATH")),
 )
 """The beginnings of variables for the control program's exports that may hold secrets, or name files with them."""
+_TUNABLES = "GLIBC_TUNABLES"
+_HEAP = "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"
 
 
 def without(environment: Mapping[str, str], hidden: Collection[str], private: Iterable[Path] = ()) -> dict[str, str]:
@@ -36,6 +38,19 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without any secrets."""
     hidden = {variable for name in SECRETS for variable in (name, f"{name}_FILE")}
     return without(environment, hidden.union(_of_exports(environment)))
+
+
+def heap_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variable for a program whose forks allocate tensors. It keeps the options in `environment`.
+
+    All threads share one heap. By default, a thread frees memory into a heap of its own, where it stays with this
+    thread. The threads also have no caches of small blocks. With an alignment, as for tensors, the library splits small
+    blocks from the sides of a large one. While they are in a cache or in use, the freed large block is a few bytes too
+    small for the next tensor of the same size (https://sourceware.org/bugzilla/show_bug.cgi?id=14581), so the heap
+    grows. Other C libraries than GNU's ignore the variable.
+    """
+    given = environment.get(_TUNABLES)
+    return {_TUNABLES: f"{_HEAP}:{given}" if given else _HEAP}
 
 
 def _of_exports(environment: Mapping[str, str]) -> set[str]:

@@ -27,6 +27,7 @@ from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, own_device
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
+from rolecall.settings.child_environments import heap_variables
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
 from rolecall.spec.timeline import WINDOW_BYTES, Window
@@ -37,6 +38,7 @@ from rolecall.workloads import catalogue
 
 # Pyarrow's allocator would have a thread in the fork server, which must have only one.
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+os.environ.update(heap_variables(os.environ))
 # A program has one fork server. Without these modules, each of its processes would import them in two seconds.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["rolecall.testing.preload"])

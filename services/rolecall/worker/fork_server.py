@@ -34,7 +34,6 @@ from pydantic import ValidationError
 from rolecall.edge.logs import about, log_to_stderr
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, die_with_parent
-from rolecall.runtime.heap import share_one_heap
 from rolecall.settings.environment import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, NotForked, Ready
 from rolecall.spec.inspection import STACKS_SIGNAL
@@ -213,7 +212,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--preload", nargs="*", default=PRELOADED, metavar="MODULE", help="what is imported once")
     parser.add_argument("--role", type=Role, choices=list(Role), help="whose built-in modules are imported, too")
     options = parser.parse_args(arguments)
-    share_one_heap()
     log_to_stderr(form=read_log_format())
     # SIGTERM instead of SIGKILL, because the server must kill its workers' child processes.
     try:
