@@ -42,4 +42,5 @@ def test_the_next_tensors_use_the_memory_of_those_that_were_freed() -> None:
 
 @pytest.mark.parametrize(("given", "added"), [({}, ""), ({"GLIBC_TUNABLES": "a=1"}, ":a=1")], ids=["none", "one"])
 def test_options_of_the_user_count(given: dict[str, str], added: str) -> None:
-    assert heap_variables(given) == {"GLIBC_TUNABLES": f"glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0{added}"}
+    expected = {"GLIBC_TUNABLES": f"glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0{added}"}
+    assert heap_variables(given) == heap_variables(expected) == expected

@@ -49,7 +49,7 @@ def heap_variables(environment: Mapping[str, str]) -> dict[str, str]:
     small for the next tensor of the same size (https://sourceware.org/bugzilla/show_bug.cgi?id=14581), so the heap
     grows. Other C libraries than GNU's ignore the variable.
     """
-    given = environment.get(_TUNABLES)
+    given = environment.get(_TUNABLES, "").removeprefix(_HEAP).removeprefix(":")  # A parent may have set it.
     return {_TUNABLES: f"{_HEAP}:{given}" if given else _HEAP}
 
 
