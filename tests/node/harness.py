@@ -256,6 +256,7 @@ def start_node(
         "ROLECALL_METRICS_PORT": "0",
         "ROLECALL_STOP_GRACE_S": "1",
         "ROLECALL_HOST": "127.0.0.1",
+        "GLIBC_TUNABLES": "",  # The node must set it, even if this process has it.
     }
     program = (
         "import sys; from rolecall.node.server import run; from rolecall.settings.node import read_node;"

@@ -38,9 +38,10 @@ def shared_gpus(gang: GangPlan) -> dict[str, list[int]]:
     }
 
 
-_COLLECTIVES = (
+_DELEGATED = (
     *("broadcast", "reduce", "allreduce", "allreduce_coalesced", "barrier", "monitored_barrier"),
-    *("gather", "gather_into_tensor", "scatter", "recv_anysource", "abort", "shutdown"),
+    *("gather", "gather_into_tensor", "scatter", "recv_anysource"),
+    *("abort", "shutdown", "get_group_store"),
     *("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base"),
     # Their names since torch 2.14.
@@ -52,9 +53,9 @@ _COLLECTIVES = (
 class HostGroup(dist.ProcessGroup):
     """A Gloo process group that also sends and receives tensors on GPUs, as copies in the host's memory.
 
-    Its methods call those of a group that is not a Python class. For a subclass in Python, torch calls the methods that
-    the subclass does not define, or that it calls by `super()`, without releasing the interpreter's lock. They wait for
-    a mutex of Gloo, whose thread can hold it while it waits for the interpreter's lock to release a tensor.
+    Its methods call those of a group that is not a Python class. For a subclass in Python, torch takes the lock of the
+    interpreter to look for an override, and holds it while it calls the method of the base class. That waits for a
+    mutex of Gloo, whose thread can hold it while it waits for the interpreter's lock to release a tensor.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -85,7 +86,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _COLLECTIVES:
+for _name in _DELEGATED:
     if hasattr(dist.ProcessGroup, _name):
         setattr(HostGroup, _name, _delegate(_name))
 

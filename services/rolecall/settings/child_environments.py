@@ -46,8 +46,8 @@ def heap_variables(environment: Mapping[str, str]) -> dict[str, str]:
     All threads share one heap. By default, a thread frees memory into a heap of its own, where it stays with this
     thread. The threads also have no caches of small blocks. With an alignment, as for tensors, the library splits small
     blocks from the sides of a large one. While they are in a cache or in use, the freed large block is a few bytes too
-    small for the next tensor of the same size (https://sourceware.org/bugzilla/show_bug.cgi?id=14581), so the heap
-    grows. Other C libraries than GNU's ignore the variable.
+    small for the next tensor of the same size (https://sourceware.org/bugzilla/show_bug.cgi?id=14581, seen with version
+    2.36), so the heap grows. Other C libraries than GNU's ignore the variable.
     """
     given = environment.get(_TUNABLES, "").removeprefix(_HEAP).removeprefix(":")  # A parent may have set it.
     return {_TUNABLES: f"{_HEAP}:{given}" if given else _HEAP}
