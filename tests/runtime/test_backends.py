@@ -1,5 +1,6 @@
 """The choice of a process group's backend, and the group for tensors on GPUs that Gloo can't send."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -42,6 +43,19 @@ def test_the_ranks_on_a_shared_gpu_are_listed() -> None:
     assert shared_gpus(GangPlan(workers=workers("GPU-a", "GPU-b", None, "GPU-a"))) == {"GPU-a": [0, 3]}
 
 
+def exit_codes_of_two(member: Callable[[int, str], None], folder: Path) -> list[int | None]:
+    """Run both members; None is the exit code of one that hangs."""
+    members = [processes.Process(target=member, args=(rank, str(folder / "store"))) for rank in range(2)]
+    for process in members:
+        process.start()
+    for process in members:
+        process.join(120)
+    exit_codes = [process.exitcode for process in members]
+    for process in members:
+        process.kill()
+    return exit_codes
+
+
 def exchange(rank: int, store: str) -> None:
     """Send, receive, reduce and gather as one of two members."""
     dist.init_process_group(
@@ -71,12 +85,7 @@ def exchange(rank: int, store: str) -> None:
 @pytest.mark.slow
 def test_a_group_through_the_host_sends_copies_and_reduces_as_any_other(tmp_path: Path) -> None:
     """On CPU tensors, which take the same path as those on GPUs."""
-    members = [processes.Process(target=exchange, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-    assert [member.exitcode for member in members] == [0, 0]
+    assert exit_codes_of_two(exchange, tmp_path) == [0, 0]
 
 
 def repeat_collectives(rank: int, store: str) -> None:
@@ -108,12 +117,4 @@ def repeat_collectives(rank: int, store: str) -> None:
 @pytest.mark.slow
 def test_a_group_through_the_host_survives_many_collectives(tmp_path: Path) -> None:
     """A call that holds the interpreter's lock while it waits for Gloo would stop both members soon."""
-    members = [processes.Process(target=repeat_collectives, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join(60)
-    exit_codes = [member.exitcode for member in members]
-    for member in members:
-        member.kill()
-    assert exit_codes == [0, 0]
+    assert exit_codes_of_two(repeat_collectives, tmp_path) == [0, 0]
