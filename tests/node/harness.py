@@ -17,11 +17,10 @@ import psutil
 import uvicorn
 from pydantic import SecretStr
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall import __version__
 from rolecall.node.reconcile import Key
@@ -135,7 +134,7 @@ class ScriptedMaster:
             server.should_exit = server.force_exit = True
             thread.join()
 
-    def _app(self) -> Starlette:
+    def _app(self) -> ASGIApp:
         stream = "/internal/jobs/{job}/attempts/{attempt:int}/ranks/{rank:int}/streams/{stream}"
         routes = [
             Route("/internal/nodes", self._register, methods=["POST"]),
@@ -144,15 +143,21 @@ class ScriptedMaster:
             Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
             Route(stream, self._stream, methods=["PUT"]),
         ]
-        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self._admit)])
+        routed = Starlette(routes=routes)
 
-    async def _admit(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        async def admit(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = self._refuse(scope["path"]) or routed
+            await answer(scope, receive, send)
+
+        return admit
+
+    def _refuse(self, path: str) -> Response | None:
         """Like a proxy that refuses everybody, or garbles answers, if the test says so."""
         if self.garbled:
             return Response("no gzip", headers={"Content-Encoding": "gzip"})
         if self.refusal is None:
-            return await answer(request)
-        if request.url.path.endswith("/heartbeat"):
+            return None
+        if path.endswith("/heartbeat"):
             with self.changed:
                 self.refused += 1
                 self.changed.notify_all()
