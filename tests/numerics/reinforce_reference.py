@@ -78,6 +78,10 @@ class Seat:
     begins: bool = False
     steps: list[Step] = field(default_factory=list)
 
+    @property
+    def is_over(self) -> bool:
+        return bool(self.steps) and self.steps[-1].ended
+
 
 class Alone:
     """The whole job in one process."""
@@ -130,17 +134,18 @@ class Alone:
 
     def enough(self, seats: list[Seat], done: int) -> bool:
         if self.params.algorithm.name == "reinforce":
-            return all(seat.steps and seat.steps[-1].ended for seat in seats)
+            return all(seat.is_over for seat in seats)
         return done == self.params.algorithm.steps
 
     @torch.no_grad()
     def step(self, seats: list[Seat], time: int, whole: bool) -> None:
-        """Every seat steps, but for those whose episode is over: they begin a new one, or wait."""
-        distribution = self.distribution([seat.observation for seat in seats])
+        """Every seat steps, but for those whose episode is over: they begin a new one, or draw once more and wait."""
+        acting = [seat for seat in seats if not (whole and seat.is_over and seat.steps[-1].time < time - 1)]
+        distribution = self.distribution([seat.observation for seat in acting])
         actions = self.draw(distribution)
         log_probs = distribution.log_prob(actions)
-        for index, seat in enumerate(seats):
-            if whole and seat.steps and seat.steps[-1].ended:
+        for index, seat in enumerate(acting):
+            if whole and seat.is_over:
                 continue
             if seat.begins:
                 seat.observation, _ = seat.environment.reset()

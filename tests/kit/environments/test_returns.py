@@ -1,10 +1,13 @@
 """Advantages against their definition, written out."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolecall.kit.environments.returns import advantages, discounted_sums
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 GAMMA, LAMBDA = 0.9, 0.8
 

@@ -44,8 +44,17 @@ def test_steps_go_on_over_episodes_and_calls() -> None:
 
 
 def test_whole_episodes_wait_for_the_longest_and_count_each_environment_once() -> None:
-    env_outputs = collector(2).collect_episodes(always(1, 0))
+    """The policy sees the last observation of each episode, but no observation after it."""
+    seen = []
+
+    def act(observations: torch.Tensor) -> torch.Tensor:
+        seen.append(observations.flatten().tolist())
+        return torch.tensor([1, 0])[: len(observations)]
+
+    env_outputs = collector(2).collect_episodes(act)
     assert env_outputs.valid.T.tolist() == [[True, True, True], [True, False, False]]
+    assert env_outputs.acted.T.tolist() == [[True, True, True], [True, True, False]]
+    assert seen == [[0, 0], pytest.approx([1 / 3, 1 / 3]), pytest.approx([2 / 3])]
     assert sorted(env_outputs.episode_returns.tolist()) == [0, 3]
 
 

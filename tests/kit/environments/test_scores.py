@@ -9,7 +9,7 @@ from rolecall.kit.environments.scores import episode_metrics, evaluation_scores,
 
 def env_outputs(returns: list[float], lengths: list[int]) -> EnvOutputs:
     nothing, sums, steps = torch.empty(0, 1), torch.tensor(returns, dtype=torch.float64), torch.tensor(lengths)
-    return EnvOutputs(nothing, nothing, nothing, nothing, nothing, sums, steps, was_reset=False)
+    return EnvOutputs(nothing, nothing, nothing, nothing, nothing, nothing, sums, steps, was_reset=False)
 
 
 def test_returns_are_reported_by_episode_and_observer() -> None:

@@ -1,12 +1,15 @@
-"""The loop of PPO's loss reads nothing outside of memory. Tests of the workload compare its results with torch's."""
+"""The loops read nothing outside of memory. Tests of the workload compare PPO's loss with torch's."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rolecall.kit.native.policy_loops import ppo
+from rolecall.kit.environments import returns
+from rolecall.kit.native import library
+from rolecall.kit.native.policy_loops import advantages, ppo
 
 SETTINGS = {
     "normalize_advantages": True,
@@ -40,3 +43,21 @@ def test_equal_choices_have_the_greatest_entropy() -> None:
     torch.testing.assert_close(terms, torch.tensor([0.0, 0.0, math.log(2), 0.0]))
     assert not outputs.any()
     assert not values.any()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_advantages_have_the_bits_of_torch(precision: torch.dtype) -> None:
+    rewards, values = torch.randn(50, 7, dtype=precision), torch.randn(51, 7, dtype=precision)
+    ends = torch.randint(0, 9, (50, 7))
+    columns = (rewards, values, ends == 0, ends == 1)
+    found = advantages(*columns, gamma=0.9, gae_lambda=0.8)
+    library.load(Path("none"))
+    assert found.equal(returns.advantages(*columns, gamma=0.9, gae_lambda=0.8))
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_advantages_refuse_other_shapes(wrong: int) -> None:
+    columns = [torch.zeros(3, 2), torch.zeros(4, 2), *(torch.zeros(3, 2, dtype=torch.bool) for _ in range(2))]
+    columns[wrong] = columns[wrong][1:]
+    with pytest.raises(ValueError, match="it must be"):
+        advantages(*columns, gamma=0.9, gae_lambda=0.8)

@@ -52,8 +52,8 @@ def test_one_pass_answers_as_many_as_are_enough() -> None:
         assert [len(reply.wait()) for reply in replies] == [3, 5]
     assert policy.passes == [8]
     agent_outputs = serving.agent_outputs(1)
-    assert agent_outputs.observations.tolist() == torch.ones(1, 5, 4).tolist()
-    assert agent_outputs.actions.shape == agent_outputs.log_probs.shape == (1, 5)
+    assert agent_outputs.observations.tolist() == torch.ones(5, 4).tolist()
+    assert agent_outputs.actions.shape == agent_outputs.log_probs.shape == (5,)
 
 
 def test_a_deadline_ends_the_waiting() -> None:

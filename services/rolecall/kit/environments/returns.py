@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rolecall.kit.native import library, policy_loops
+
 
 def normalize(numbers: Tensor, eps: float = 1e-8) -> Tensor:
     """The numbers [b] with mean 0 and deviation 1; a single number is unchanged."""
@@ -21,6 +23,8 @@ def advantages(
     each step and after the last. Truncated episodes bootstrap from the value of their last observation, terminated ones
     don't. With `gae_lambda` 1, advantage plus value is the discounted return.
     """
+    if library.is_native(rewards, values) and library.are_flags(terminated, truncated):
+        return policy_loops.advantages(rewards, values, terminated, truncated, gamma=gamma, gae_lambda=gae_lambda)
     deltas = rewards + gamma * values[1:] * ~terminated - values[:-1]
     carried = gamma * gae_lambda * (~(terminated | truncated)).to(values)
     found = torch.empty_like(deltas)

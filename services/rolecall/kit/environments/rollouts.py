@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,19 +13,19 @@ from torch import Tensor
 from rolecall.runtime.context import span
 
 ActFn = Callable[[Tensor], Tensor]
-"""Maps raw observations [n, ...] to environment actions [n, ...]."""
+"""Maps raw observations [k, ...] to environment actions [k, ...], for k of the n environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOutputs:
-    """The policy's inputs and outputs."""
+    """The policy's inputs and outputs, whenever it selected an action: b times, by step and then by environment."""
 
     observations: Tensor
-    """[T, n, ...], raw."""
+    """[b, ...], raw."""
     actions: Tensor
-    """[T, n, ...], as sampled by the policy."""
+    """[b, ...], as sampled by the policy."""
     log_probs: Tensor
-    """[T, n], in nats, under the policy that sampled the actions."""
+    """[b], in nats, under the policy that sampled the actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class EnvOutputs:
     """[T, n]: the episode was cut off; the next observation is its last."""
     valid: Tensor
     """[T, n]: false for steps that only reset, and for steps after the requested episode."""
+    acted: Tensor
+    """[T, n]: the policy selected an action; true for valid steps and for the steps after them."""
     last_observation: Tensor
     """[n, ...], after the last step."""
     episode_returns: Tensor
@@ -55,11 +57,6 @@ class Trajectory:
     agent_outputs: AgentOutputs
     env_outputs: EnvOutputs
 
-    @property
-    def observations(self) -> Tensor:
-        """[T + 1, n, ...], including the last one."""
-        return torch.cat([self.agent_outputs.observations, self.env_outputs.last_observation.unsqueeze(0)])
-
 
 class AgentOutputBuffer:
     """Accumulates agent outputs step by step."""
@@ -68,12 +65,12 @@ class AgentOutputBuffer:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, observations: Tensor, actions: Tensor, log_probs: Tensor) -> None:
-        """Add one step of n environments: [n, ...], [n, ...] and [n]."""
+        """Add one step of k environments: [k, ...], [k, ...] and [k]."""
         self._steps.append((observations, actions, log_probs))
 
     def agent_outputs(self) -> AgentOutputs:
         """The outputs of all steps."""
-        observations, actions, log_probs = (torch.stack(column) for column in zip(*self._steps, strict=True))
+        observations, actions, log_probs = (torch.cat(column) for column in zip(*self._steps, strict=True))
         return AgentOutputs(observations, actions, log_probs)
 
 
@@ -85,6 +82,7 @@ class _Record:
     terminated: list[NDArray[np.bool_]] = field(default_factory=list)
     truncated: list[NDArray[np.bool_]] = field(default_factory=list)
     valid: list[NDArray[np.bool_]] = field(default_factory=list)
+    acted: list[NDArray[np.bool_]] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
@@ -114,9 +112,9 @@ class Collector:
 
     def collect_steps(self, act: ActFn, count: int) -> EnvOutputs:
         """Collect `count` steps of every environment."""
-        record = _Record()
+        record, acting = _Record(), np.ones(self._count, np.bool_)
         for _ in range(count):
-            self._step(act, record, ~self._needs_reset)
+            self._step(act, record, ~self._needs_reset, acting)
         return self._env_outputs(record)
 
     def collect_episodes(self, act: ActFn) -> EnvOutputs:
@@ -125,23 +123,36 @@ class Collector:
         (Stopping after a number of episodes would bias the sample to short ones.)
         """
         record = _Record()
-        wanted = np.ones(self._count, np.bool_)
+        wanted = acting = np.ones(self._count, np.bool_)
         while wanted.any():
-            self._step(act, record, wanted)
-            wanted = wanted & ~(record.terminated[-1] | record.truncated[-1])
+            self._step(act, record, wanted, acting)
+            # Returns may need the value of an episode's last observation, so the policy sees it, too.
+            acting, wanted = wanted, wanted & ~(record.terminated[-1] | record.truncated[-1])
         return self._env_outputs(record)
 
-    def _step(self, act: ActFn, record: _Record, valid: NDArray[np.bool_]) -> None:
+    def _step(self, act: ActFn, record: _Record, valid: NDArray[np.bool_], acting: NDArray[np.bool_]) -> None:
         self._check_shutdown()
-        actions = act(torch.as_tensor(self._observations)).cpu().numpy().astype(self._action_type, copy=False)
+        self._actions = self._select_actions(act, acting)
         with span("step"):
-            self._observations, rewards, terminated, truncated, _ = self._environments.step(actions)
+            self._observations, rewards, terminated, truncated, _ = self._environments.step(self._actions)
         record.rewards.append(np.where(valid, rewards, 0.0))
         record.terminated.append(terminated & valid)
         record.truncated.append(truncated & valid & ~terminated)
-        record.valid.append(valid.copy())
+        record.valid.append(valid)
+        record.acted.append(acting)
         self._needs_reset = terminated | truncated
         self._count_episodes(record, rewards, valid)
+
+    def _select_actions(self, act: ActFn, acting: NDArray[np.bool_]) -> NDArray[Any]:
+        """The environments' actions; those that are not `acting` repeat their last one."""
+        everyone = acting.all()
+        seen = self._observations if everyone else self._observations[acting]
+        actions = act(torch.as_tensor(seen)).cpu().numpy().astype(self._action_type, copy=False)
+        if everyone:
+            return actions
+        selected = self._actions.copy()
+        selected[acting] = actions
+        return selected
 
     def _count_episodes(self, record: _Record, rewards: NDArray[np.float64], valid: NDArray[np.bool_]) -> None:
         self._returns += np.where(valid, rewards, 0.0)
@@ -160,6 +171,7 @@ class Collector:
             terminated=torch.as_tensor(np.stack(record.terminated)),
             truncated=torch.as_tensor(np.stack(record.truncated)),
             valid=torch.as_tensor(np.stack(record.valid)),
+            acted=torch.as_tensor(np.stack(record.acted)),
             last_observation=torch.as_tensor(self._observations),
             episode_returns=torch.tensor(record.returns, dtype=torch.float64),
             episode_lengths=torch.tensor(record.lengths, dtype=torch.int64),

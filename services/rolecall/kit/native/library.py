@@ -42,6 +42,11 @@ def are_integers(*tensors: Tensor) -> bool:
     return all(one.dtype == torch.int64 and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
 
 
+def are_flags(*tensors: Tensor) -> bool:
+    """True if the loops can read these booleans."""
+    return all(one.dtype == torch.bool and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+
+
 def loop(name: str, tensor: Tensor | None = None) -> Any:
     """The function of the library with this name; with a tensor, the one for its precision."""
     found = getattr(_library, name if tensor is None else f"{name}_{_TYPES[tensor.dtype][1]}")

@@ -1,8 +1,31 @@
-/* The loss of PPO in one pass. `policy_loops.py` describes the arguments and calls them. */
+/* Advantages, and the loss of PPO, in one pass each. `policy_loops.py` describes the arguments and calls them. */
 
 #include "loops.h"
 
 #include <math.h>
+
+/* The rows of a rollout are its steps, in time. Operations are in the order of torch's, so that results are the same. */
+#define DEFINE_ADVANTAGES(type, name)                                                                          \
+    FOR_EACH_PROCESSOR                                                                                         \
+    void name(int64_t steps, int64_t count, const type *restrict rewards, const type *restrict values,         \
+              const uint8_t *restrict terminated, const uint8_t *restrict truncated, double gamma,             \
+              double decay, type *restrict advantages) {                                                       \
+        const type discount = gamma, carried = decay;                                                          \
+        for (int64_t row = steps - 1; row >= 0; row--) {                                                       \
+            const int64_t begin = row * count;                                                                 \
+            const type *value = values + begin, *reward = rewards + begin;                                     \
+            const uint8_t *is_end = terminated + begin, *is_cut = truncated + begin;                           \
+            type *found = advantages + begin;                                                                  \
+            for (int64_t i = 0; i < count; i++) {                                                              \
+                const type next = is_end[i] ? 0 : discount * value[count + i];                                 \
+                const type later = row == steps - 1 || is_end[i] || is_cut[i] ? 0 : carried * found[count + i]; \
+                found[i] = reward[i] + next - value[i] + later;                                                \
+            }                                                                                                  \
+        }                                                                                                      \
+    }
+
+DEFINE_ADVANTAGES(float, advantages_float)
+DEFINE_ADVANTAGES(double, advantages_double)
 
 #define DEFINE_LOOPS(type, name, exp, log, expm1)                                                              \
     static void standardize_##name(int64_t count, const type *numbers, type *mean, type *scale) {              \

@@ -1,10 +1,33 @@
-"""The loss of a policy in one pass (`policy_loops.c`). The results are those of torch except for rounding."""
+"""Advantages, and the loss of a policy, in one pass each (`policy_loops.c`). The results are those of torch except for
+rounding."""
 
 import ctypes
 
 from torch import Tensor
 
 from rolecall.kit.native.library import loop, pointer, require_shape
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """`rolecall.kit.environments.returns.advantages`, with the same arguments: numbers [T, n], flags [T, n], and values
+    [T + 1, n]. Raises `ValueError` for other shapes.
+    """
+    steps, count = rewards.shape
+    require_shape("values", values, (steps + 1, count))
+    require_shape("flags of terminated episodes", terminated, (steps, count))
+    require_shape("flags of truncated episodes", truncated, (steps, count))
+    found = values.new_empty(steps, count)
+    loop("advantages", values)(
+        ctypes.c_int64(steps),
+        ctypes.c_int64(count),
+        *map(pointer, (rewards, values, terminated, truncated)),
+        ctypes.c_double(gamma),
+        ctypes.c_double(gamma * gae_lambda),
+        pointer(found),
+    )
+    return found
 
 
 def ppo(  # noqa: PLR0917 - in the order of the loop's arguments

@@ -107,6 +107,8 @@ class LossGradients:
 class Algorithm(ABC):
     """The common settings of algorithms, and their interface for `update_policy`."""
 
+    takes_one_step: bool = False
+    """True if an update is one optimizer step on all transitions, in their order."""
     gae_lambda: float = 1.0
     target_kl: float | None = None
     value_clip: float | None = None
@@ -173,6 +175,8 @@ def value_loss(values: Tensor, batch: Transitions, clip: float | None) -> tuple[
 class Reinforce(Algorithm):
     """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
 
+    takes_one_step = True
+
     def minibatches(self, count: int) -> Iterator[Tensor]:
         """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
@@ -236,14 +240,17 @@ def update_policy(
     gradients: Backpropagation,
     optimizer: torch.optim.Optimizer,
     transitions: Transitions,
+    passed: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, float]:
-    """One policy update. `gradients` are those of the policy. Returns its losses, averaged over the optimizer steps."""
+    """One policy update. `gradients` are those of the policy. An algorithm that takes one step may be given the results
+    of its forward pass. Returns the losses, averaged over the optimizer steps.
+    """
     # Each operation costs more than its arithmetic, so what is linear in the losses waits for the end.
     history: list[Tensor] = []
     step = step_of(optimizer)
     for indices in algorithm.minibatches(len(transitions)):
         batch = transitions.select(indices.to(transitions.advantages.device))
-        outputs, values = gradients.forward(policy.normalized(batch.observations))
+        outputs, values = passed or gradients.forward(policy.normalized(batch.observations))
         losses, output_gradients, value_gradients = algorithm.differentiate(policy.head, outputs, values, batch)
         history.append(losses)
         if algorithm.target_kl is not None and losses[_KL] > algorithm.target_kl:

@@ -16,7 +16,7 @@ from rolecall.kit.checkpoint import (
     strip_prefix,
 )
 from rolecall.kit.environments.returns import advantages, discounted_sums
-from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
+from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs, Trajectory
 from rolecall.kit.flat import join_state, split_state
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import params as spec
@@ -52,13 +52,26 @@ class Learner:
         updated = self._parameters if params.protocol == "tutorial" else self._gradients.parameters
         self._optimizer = dense_optimizer(params.chosen_optimizer).build(updated)
 
+    @torch.no_grad()
     def train(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
         """One update from the trajectories by observer. Returns its mean losses."""
         torch.manual_seed(seed_of(self._params.seed, RandomStream.MINIBATCHES, update))
         scale_rates(self._optimizer, rate_factor)
-        parts = [self._transitions(observer, trajectories[observer]) for observer in sorted(trajectories)]
+        observers = sorted(trajectories)
+        recorded = [_valid_outputs(trajectories[observer]) for observer in observers]
+        passed = None
+        values: list[Tensor | None] = [None] * len(observers)
+        if self.algorithm.takes_one_step:
+            # Its forward pass gives the values before the update, too.
+            seen = torch.cat([one.observations for one in recorded]).to(self._device)
+            passed = self._gradients.forward(self.policy.normalized(seen))
+            values = [*passed[1].cpu().split([len(one.log_probs) for one in recorded])]
+        parts = [
+            self._transitions(observer, trajectories[observer], own, known)
+            for observer, own, known in zip(observers, recorded, values, strict=True)
+        ]
         transitions = Transitions.concatenate(parts)
-        losses = update_policy(self.algorithm, self.policy, self._gradients, self._optimizer, transitions)
+        losses = update_policy(self.algorithm, self.policy, self._gradients, self._optimizer, transitions, passed)
         self._update_normalizer(transitions.observations)
         return losses
 
@@ -106,14 +119,16 @@ class Learner:
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(self.policy.encode(observations))
 
-    @torch.no_grad()
-    def _transitions(self, observer: int, trajectory: Trajectory) -> Transitions:
-        """The valid steps of one trajectory, with their advantages."""
-        env_outputs, agent_outputs = trajectory.env_outputs, trajectory.agent_outputs
+    def _transitions(
+        self, observer: int, trajectory: Trajectory, recorded: AgentOutputs, known: Tensor | None
+    ) -> Transitions:
+        """The valid steps of one trajectory, with their advantages. `recorded` are their agent outputs, and `known`
+        their values, if they are."""
+        env_outputs = trajectory.env_outputs
         rewards = env_outputs.rewards
         if self._params.normalize_rewards:
             rewards = self._reward_normalizer.normalize(observer, env_outputs)
-        values = self._values(trajectory)
+        values = self._values(trajectory, known)
         found = advantages(
             rewards.to(values),
             values,
@@ -122,22 +137,42 @@ class Learner:
             gamma=self.algorithm.gamma,
             gae_lambda=self.algorithm.gae_lambda,
         )
-        columns = (agent_outputs.observations, agent_outputs.actions, agent_outputs.log_probs, values[:-1], found)
-        valid = env_outputs.valid.flatten().nonzero().squeeze(1)
-        return Transitions(*(column.flatten(0, 1).index_select(0, valid).to(self._device) for column in columns))
+        valid = _rows(env_outputs.valid)
+        computed = (column.flatten().index_select(0, valid) for column in (values[:-1], found))
+        columns = (recorded.observations, recorded.actions, recorded.log_probs, *computed)
+        return Transitions(*(column.to(self._device) for column in columns))
 
-    def _values(self, trajectory: Trajectory) -> Tensor:
+    def _values(self, trajectory: Trajectory, known: Tensor | None) -> Tensor:
         """Values [T + 1, n] of the observations before and after valid steps, on the CPU for the sequential advantage
-        computation. Others, and those after terminated episodes, are 0.
+        computation. Others, and those after terminated episodes, are 0. Those before valid steps may be `known`.
         """
-        env_outputs, observations = trajectory.env_outputs, trajectory.observations
-        needed = torch.zeros(observations.shape[:2], dtype=torch.bool)
-        needed[:-1] = env_outputs.valid
+        env_outputs = trajectory.env_outputs
+        observations = torch.cat([trajectory.agent_outputs.observations, env_outputs.last_observation])
+        nobody = torch.zeros_like(env_outputs.valid[:1])
+        observed = torch.cat([env_outputs.acted, ~nobody])
+        valid = torch.cat([env_outputs.valid, nobody])
+        needed = valid.clone()
         needed[1:] |= env_outputs.valid & ~env_outputs.terminated
-        rows = needed.flatten().nonzero().squeeze(1)
-        parts = observations.flatten(0, 1).index_select(0, rows).split(_ROWS)
+        if known is not None:
+            needed &= ~valid
+        parts = observations.index_select(0, _rows(needed[observed])).split(_ROWS)
         found = torch.cat([self.policy.values(part.to(self._device)).cpu() for part in parts])
-        return found.new_zeros(needed.numel()).index_copy_(0, rows, found).view(needed.shape)
+        values = found.new_zeros(needed.numel()).index_copy_(0, _rows(needed), found)
+        if known is not None:
+            values.index_copy_(0, _rows(valid), known)
+        return values.view(needed.shape)
+
+
+def _valid_outputs(trajectory: Trajectory) -> AgentOutputs:
+    """The agent outputs of the valid steps."""
+    outputs, rows = trajectory.agent_outputs, _rows(trajectory.env_outputs.valid[trajectory.env_outputs.acted])
+    columns = (outputs.observations, outputs.actions, outputs.log_probs)
+    return AgentOutputs(*(column.index_select(0, rows) for column in columns))
+
+
+def _rows(flags: Tensor) -> Tensor:
+    """The indices of those that are true, of flags of any shape as one sequence."""
+    return flags.flatten().nonzero().squeeze(1)
 
 
 class RewardNormalizer:

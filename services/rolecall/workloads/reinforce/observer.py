@@ -144,18 +144,18 @@ class _Observer:
 
 
 class _Samples:
-    """The observations, actions and network outputs of the policy in each step of a rollout."""
+    """The observations, actions and network outputs of the policy in the steps of a rollout."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, observations: Tensor, actions: Tensor, outputs: Tensor) -> None:
-        """Add one step of n environments: [n, ...], [n, ...] and the network outputs [n, outputs]."""
+        """Add one step of k environments: [k, ...], [k, ...] and the network outputs [k, outputs]."""
         self._steps.append((observations, actions, outputs))
 
     @torch.no_grad()
     def agent_outputs(self, policy: Policy) -> AgentOutputs:
         """The outputs of all steps, whose log-probabilities are computed at once."""
-        observations, actions, outputs = (torch.stack(column) for column in zip(*self._steps, strict=True))
-        log_probs = policy.head.log_probs(outputs.flatten(0, 1), actions.flatten(0, 1)).view(actions.shape[:2])
+        observations, actions, outputs = (torch.cat(column) for column in zip(*self._steps, strict=True))
+        log_probs = policy.head.log_probs(outputs, actions)
         return AgentOutputs(observations, actions.cpu(), log_probs.cpu())
