@@ -52,14 +52,15 @@ def stable_baselines(_folder: Path) -> Step:
     return step
 
 
-def vectors() -> dict[str, Any]:
+def vectors(wait_for: float = 1.0, updates: int = UPDATES) -> dict[str, Any]:
     """REINFORCE with 256 environments on each of two observers, by CartPole's own vector implementation."""
     return {
         "environment": {"id": "CartPole-v1", "vectorization": "own"},
         "environments": 256,
         "algorithm": "reinforce",
-        "max_updates": UPDATES,
-        "evaluation": {"episodes": 1, "every_updates": UPDATES, "movie": False},
+        "wait_for": wait_for,
+        "max_updates": updates,
+        "evaluation": {"episodes": 1, "every_updates": updates, "movie": False},
         "checkpoint_every_s": None,
     }
 
@@ -108,6 +109,8 @@ CONTESTS = (
         contenders=[
             Contender("tutorial protocol", _gang(tutorial()), is_limit=True),
             Contender("REINFORCE", _gang(vectors())),
+            # Each update has the trajectories of one observer, while the other one collects.
+            Contender("REINFORCE, wait_for 0.5", _gang(vectors(0.5, 2 * UPDATES))),
         ],
     ),
 )

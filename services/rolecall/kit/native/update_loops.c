@@ -38,6 +38,22 @@
         }                                                                                                      \
     }
 
+/* A quotient of polynomials of x^2, times x: the best relative approximation for 0 < x <= 9 (2.1e-8 before rounding).
+   Beyond that, the hyperbolic tangent is 1 in single precision. NaN stays NaN. */
+FOR_EACH_PROCESSOR
+void tanh_float(int64_t count, float *numbers) {
+    for (int64_t i = 0; i < count; i++) {
+        const float x = numbers[i] > 9 ? 9 : numbers[i] < -9 ? -9 : numbers[i], square = x * x;
+        float above = 1.33546704e-08f, below = 7.77656253e-07f;
+        above = above * square + 2.06090906e-05f, below = below * square + 0.000328563571f;
+        above = above * square + 0.0034955887f, below = below * square + 0.0258769844f;
+        above = above * square + 0.133810261f, below = below * square + 0.467143417f;
+        above = above * square + 0.999999979f, below = below * square + 1;
+        const float result = x * above / below;
+        numbers[i] = result > 1 ? 1 : result < -1 ? -1 : result;
+    }
+}
+
 /* `result` is that of the activation function, and `gradient` that of the result. */
 #define DEFINE_BACKWARD(type, name, passed)                                                                    \
     FOR_EACH_PROCESSOR                                                                                         \

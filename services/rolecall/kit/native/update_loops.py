@@ -46,6 +46,12 @@ def adam_step(optimizer: Adam) -> Callable[[], None] | None:
     return advance
 
 
+def tanh(numbers: Tensor) -> None:
+    """Replace 32-bit numbers with their hyperbolic tangents, with an error of at most 8 units in the last place. This
+    takes a quarter of the time of torch's."""
+    loop("tanh", numbers)(ctypes.c_int64(numbers.numel()), pointer(numbers))
+
+
 def tanh_backward(gradient: Tensor, results: Tensor, sums: Tensor, *, accumulate: bool) -> None:
     """Turn the gradient [b, n] of the results of tanh into that of its inputs, in place.
 

@@ -240,6 +240,7 @@ def update_policy(
     gradients: Backpropagation,
     optimizer: torch.optim.Optimizer,
     transitions: Transitions,
+    *,
     passed: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, float]:
     """One policy update. `gradients` are those of the policy. An algorithm that takes one step may be given the results

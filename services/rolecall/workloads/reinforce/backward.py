@@ -155,6 +155,8 @@ class Layers:
         # Attributes of modules and parameters cost as much time as a small operation.
         self._weights = [(module.weight.detach(), module.bias.detach()) for module in self._linear]
         self._tanh = any(isinstance(module, nn.Tanh) for module in modules)
+        weight = self._linear[0].weight
+        self._has_fast_tanh = weight.dtype == torch.float32 and library.is_native(weight)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The outputs [b, outputs] of inputs [b, inputs]."""
@@ -164,7 +166,13 @@ class Layers:
         found = [inputs]
         for weight, bias in self._weights[:-1]:
             hidden = F.linear(found[-1], weight, bias)
-            found.append(hidden.tanh_() if self._tanh else hidden.relu_())
+            if self._tanh and self._has_fast_tanh:
+                update_loops.tanh(hidden)
+            elif self._tanh:
+                hidden.tanh_()
+            else:
+                hidden.relu_()
+            found.append(hidden)
         return found
 
 
@@ -237,6 +245,15 @@ def outputs_of(policy: Policy) -> Callable[[Tensor], Tensor]:
         return policy.outputs
     layers = Layers(network.actor)
     return lambda observations: layers.outputs(policy.normalized(observations).flatten(1))
+
+
+def values_of(policy: Policy) -> Callable[[Tensor], Tensor]:
+    """The fastest way to `policy.values` without autograd graphs. It keeps references to the parameters."""
+    network = policy.network
+    if not isinstance(network, ActorCritic):
+        return policy.values
+    layers = Layers(network.critic)
+    return lambda observations: layers.outputs(policy.normalized(observations).flatten(1)).squeeze(-1)
 
 
 def backpropagation(policy: Policy, max_norm: float | None) -> Backpropagation:

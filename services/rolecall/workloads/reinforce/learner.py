@@ -27,7 +27,7 @@ from rolecall.workloads.reinforce.algorithms import (
     make_algorithm,
     update_policy,
 )
-from rolecall.workloads.reinforce.backward import backpropagation
+from rolecall.workloads.reinforce.backward import backpropagation, values_of
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.model import Normalizer
 from rolecall.workloads.reinforce.params import Params
@@ -48,6 +48,7 @@ class Learner:
         self.policy = new_policy(params, spaces).to(device)
         self._reward_normalizer = RewardNormalizer(self.algorithm.gamma)
         self._gradients = backpropagation(self.policy, params.max_grad_norm)
+        self._values_of = values_of(self.policy)
         # The tutorial's protocol differentiates by autograd, which sets the gradients of the single parameters.
         updated = self._parameters if params.protocol == "tutorial" else self._gradients.parameters
         self._optimizer = dense_optimizer(params.chosen_optimizer).build(updated)
@@ -71,7 +72,9 @@ class Learner:
             for observer, own, known in zip(observers, recorded, values, strict=True)
         ]
         transitions = Transitions.concatenate(parts)
-        losses = update_policy(self.algorithm, self.policy, self._gradients, self._optimizer, transitions, passed)
+        losses = update_policy(
+            self.algorithm, self.policy, self._gradients, self._optimizer, transitions, passed=passed
+        )
         self._update_normalizer(transitions.observations)
         return losses
 
@@ -156,7 +159,7 @@ class Learner:
         if known is not None:
             needed &= ~valid
         parts = observations.index_select(0, _rows(needed[observed])).split(_ROWS)
-        found = torch.cat([self.policy.values(part.to(self._device)).cpu() for part in parts])
+        found = torch.cat([self._values_of(part.to(self._device)).cpu() for part in parts])
         values = found.new_zeros(needed.numel()).index_copy_(0, _rows(needed), found)
         if known is not None:
             values.index_copy_(0, _rows(valid), known)
