@@ -109,7 +109,7 @@ CONTESTS = (
         contenders=[
             Contender("tutorial protocol", _gang(tutorial()), is_limit=True),
             Contender("REINFORCE", _gang(vectors())),
-            # Each update has the trajectories of one observer, while the other one collects.
+            # Each update has the trajectories of at least one observer, while the other one collects.
             Contender("REINFORCE, wait_for 0.5", _gang(vectors(0.5, 2 * UPDATES))),
         ],
     ),

@@ -152,7 +152,7 @@ class ScriptedMaster:
         return admit
 
     def _refuse(self, path: str) -> Response | None:
-        """Like a proxy that refuses everybody, or garbles answers, if the test says so."""
+        """The answer of a proxy that refuses everybody or garbles answers, if the test says so; else None."""
         if self.garbled:
             return Response("no gzip", headers={"Content-Encoding": "gzip"})
         if self.refusal is None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from rolecall.kit.environments import creation
+from rolecall.kit.environments.params import Environment
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
 
@@ -82,6 +83,9 @@ class Seat:
     def is_over(self) -> bool:
         return bool(self.steps) and self.steps[-1].ended
 
+    def was_truncated_at(self, time: int) -> bool:
+        return self.is_over and self.steps[-1].time == time and not self.steps[-1].terminated
+
 
 class Alone:
     """The whole job in one process."""
@@ -93,8 +97,7 @@ class Alone:
         self.policy = new_policy(params, spaces)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=params.chosen_optimizer.lr, eps=1e-5)
         self.seats = [
-            [Seat(gymnasium.make(params.environment.id), None) for _ in range(params.environments)]
-            for _ in range(observers)
+            [Seat(_environment(params.environment), None) for _ in range(params.environments)] for _ in range(observers)
         ]
         self.losses: list[float] = []
 
@@ -139,8 +142,9 @@ class Alone:
 
     @torch.no_grad()
     def step(self, seats: list[Seat], time: int, whole: bool) -> None:
-        """Every seat steps, but for those whose episode is over: they begin a new one, or draw once more and wait."""
-        acting = [seat for seat in seats if not (whole and seat.is_over and seat.steps[-1].time < time - 1)]
+        """Every seat steps, but for those whose episode is over: they begin a new one, or wait, after a truncation with
+        one more draw."""
+        acting = [seat for seat in seats if not (whole and seat.is_over) or seat.was_truncated_at(time - 1)]
         distribution = self.distribution([seat.observation for seat in acting])
         actions = self.draw(distribution)
         log_probs = distribution.log_prob(actions)
@@ -235,3 +239,7 @@ class Alone:
         nn.utils.clip_grad_norm_(self.policy.parameters(), self.params.max_grad_norm)
         self.optimizer.step()
         return loss.item()
+
+
+def _environment(chosen: Environment) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(chosen.id, max_episode_steps=chosen.max_episode_steps)

@@ -24,6 +24,10 @@ JOBS = {
     "ppo": {"environment": "CartPole-v1", "algorithm": PPO},
     "ppo, continuous": {"environment": "Pendulum-v1", "algorithm": {**PPO, "steps": 220, "gamma": 0.9}},
     "reinforce": {"environment": "CartPole-v1", "algorithm": {"name": "reinforce"}},
+    "reinforce, cut off": {
+        "environment": {"id": "CartPole-v1", "max_episode_steps": 15},
+        "algorithm": {"name": "reinforce"},
+    },
 }
 # The first losses of the job `ppo`, so that a change of what is learnt is noticed even where both sides change.
 GOLDEN = [21.645697251, 19.436808889, 19.640795987]

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
+from tests.workloads.reinforce.playgrounds import Corridor
 
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.params import Environment
@@ -44,18 +46,21 @@ def test_steps_go_on_over_episodes_and_calls() -> None:
 
 
 def test_whole_episodes_wait_for_the_longest_and_count_each_environment_once() -> None:
-    """The policy sees the last observation of each episode, but no observation after it."""
+    """After an episode, the policy sees its last observation if it was cut off, and no other."""
     seen = []
 
     def act(observations: torch.Tensor) -> torch.Tensor:
         seen.append(observations.flatten().tolist())
-        return torch.tensor([1, 0])[: len(observations)]
+        return torch.tensor([1, 1, 0])[: len(observations)]
 
-    env_outputs = collector(2).collect_episodes(act)
-    assert env_outputs.valid.T.tolist() == [[True, True, True], [True, False, False]]
-    assert env_outputs.acted.T.tolist() == [[True, True, True], [True, True, False]]
-    assert seen == [[0, 0], pytest.approx([1 / 3, 1 / 3]), pytest.approx([2 / 3])]
-    assert sorted(env_outputs.episode_returns.tolist()) == [0, 3]
+    corridors = SyncVectorEnv([lambda length=length: Corridor(length) for length in (4, 2, 4)])
+    playing = Collector(corridors, lambda: None)
+    playing.reset([0, 1, 2])
+    env_outputs = playing.collect_episodes(act)
+    assert env_outputs.valid.T.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+    assert env_outputs.acted.T.tolist() == [[True] * 4, [True, True, True, False], [True, False, False, False]]
+    assert seen == [[0, 0, 0], [0.25, 0.5], [0.5, 1], [0.75]]
+    assert sorted(env_outputs.episode_returns.tolist()) == [0, 2, 4]
 
 
 def test_the_next_observation_of_a_cut_off_episode_is_its_last() -> None:

@@ -41,11 +41,14 @@ def policy() -> Policy:
 
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("changes", [{"activation": "tanh"}, {"activation": "relu"}, SHARED], ids=str)
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @torch.no_grad()
-def test_the_fast_passes_give_what_the_policy_gives(changes: dict[str, Any], precision: str) -> None:
-    policy = Policy(DESCRIPTION | {"policy": DESCRIPTION["policy"] | changes, "precision": precision})
-    observations = 5 * torch.randn(40, 3)
+def test_the_fast_passes_give_what_the_policy_gives(activation: str, precision: str) -> None:
+    network = DESCRIPTION["policy"] | {"activation": activation, "initialization": "uniform"}
+    policy = Policy(DESCRIPTION | {"policy": network, "precision": precision, "normalize": True})
+    observations = 5 * torch.randn(40, 3) + 2
+    assert policy.normalizer is not None
+    policy.normalizer.update(observations)
     torch.testing.assert_close(outputs_of(policy)(observations), policy.outputs(observations))
     torch.testing.assert_close(values_of(policy)(observations), policy.values(observations))
 
@@ -56,7 +59,7 @@ def transitions(policy: Policy, count: int = 50) -> Transitions:
     with torch.no_grad():
         actions, log_probs = policy.sample_actions(observations)
         values = policy.values(observations)
-    return Transitions(observations, actions, log_probs, values, 2 * actions.double() - 1)
+    return Transitions(observations, actions, log_probs, values, (2 * actions - 1).to(values))
 
 
 def gradients_of(algorithm: Algorithm, policy: Policy, batch: Transitions) -> LossGradients:
@@ -143,7 +146,9 @@ def test_gradients_in_closed_form_are_those_of_autograd(
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
 
 
-def test_loops_compute_what_they_can(implementation: str, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_loops_compute_what_they_can(implementation: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(DESCRIPTION | {"precision": precision})
     names: set[str] = set()
 
     def record(name: str, *tensors: Tensor) -> Any:
@@ -156,7 +161,7 @@ def test_loops_compute_what_they_can(implementation: str, policy: Policy, monkey
     optimizer = torch.optim.Adam(gradients.parameters)
     for _ in range(2):  # The first step of the optimizer is torch's.
         update_policy(Ppo(spec.Ppo(name="ppo")), policy, gradients, optimizer, transitions(policy))
-    loops = {"ppo", "tanh_backward", "clip_norm", "step_adam"}
+    loops = {"ppo", "tanh_backward", "clip_norm", "step_adam"} | ({"tanh"} if precision == "float32" else set())
     assert names == (loops if implementation == "native" else set())
 
 

@@ -50,10 +50,12 @@ def test_one_pass_answers_as_many_as_are_enough() -> None:
     with serving.serving():
         replies = [act(0, torch.zeros(3, 4)), act(1, torch.ones(5, 4))]
         assert [len(reply.wait()) for reply in replies] == [3, 5]
-    assert policy.passes == [8]
+        assert policy.passes == [8]
+        replies = [act(0, torch.zeros(1, 4)), act(1, torch.full((2, 4), 2.0))]  # Fewer environments act.
+        assert [len(reply.wait()) for reply in replies] == [1, 2]
     agent_outputs = serving.agent_outputs(1)
-    assert agent_outputs.observations.tolist() == torch.ones(5, 4).tolist()
-    assert agent_outputs.actions.shape == agent_outputs.log_probs.shape == (5,)
+    assert agent_outputs.observations[:, 0].tolist() == [1, 1, 1, 1, 1, 2, 2]
+    assert agent_outputs.actions.shape == agent_outputs.log_probs.shape == (7,)
 
 
 def test_a_deadline_ends_the_waiting() -> None:

@@ -39,7 +39,7 @@ class EnvOutputs:
     valid: Tensor
     """[T, n]: false for steps that only reset, and for steps after the requested episode."""
     acted: Tensor
-    """[T, n]: the policy selected an action; true for valid steps and for the steps after them."""
+    """[T, n]: the policy selected an action; true for valid steps, and for the first step after a truncation."""
     last_observation: Tensor
     """[n, ...], after the last step."""
     episode_returns: Tensor
@@ -126,8 +126,9 @@ class Collector:
         wanted = acting = np.ones(self._count, np.bool_)
         while wanted.any():
             self._step(act, record, wanted, acting)
-            # Returns may need the value of an episode's last observation, so the policy sees it, too.
-            acting, wanted = wanted, wanted & ~(record.terminated[-1] | record.truncated[-1])
+            wanted = wanted & ~(record.terminated[-1] | record.truncated[-1])
+            # A truncated episode's return needs the value of its last observation, so it is recorded, too.
+            acting = wanted | record.truncated[-1]
         return self._env_outputs(record)
 
     def _step(self, act: ActFn, record: _Record, valid: NDArray[np.bool_], acting: NDArray[np.bool_]) -> None:

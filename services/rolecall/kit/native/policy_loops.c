@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-/* The rows of a rollout are its steps, in time. Operations are in the order of torch's, so that results are the same. */
+/* The rows of a rollout are its steps. Operations are in the order of torch's, so that results are the same. */
 #define DEFINE_ADVANTAGES(type, name)                                                                          \
     FOR_EACH_PROCESSOR                                                                                         \
     void name(int64_t steps, int64_t count, const type *restrict rewards, const type *restrict values,         \
@@ -18,7 +18,8 @@
             type *found = advantages + begin;                                                                  \
             for (int64_t i = 0; i < count; i++) {                                                              \
                 const type next = is_end[i] ? 0 : discount * value[count + i];                                 \
-                const type later = row == steps - 1 || is_end[i] || is_cut[i] ? 0 : carried * found[count + i]; \
+                const int is_last = row == steps - 1 || is_end[i] || is_cut[i];                                \
+                const type later = is_last ? 0 : carried * found[count + i];                                   \
                 found[i] = reward[i] + next - value[i] + later;                                                \
             }                                                                                                  \
         }                                                                                                      \

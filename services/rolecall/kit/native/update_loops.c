@@ -39,7 +39,7 @@
     }
 
 /* A quotient of polynomials of x^2, times x: the best relative approximation for 0 < x <= 9 (2.1e-8 before rounding).
-   Beyond that, the hyperbolic tangent is 1 in single precision. NaN stays NaN. */
+   Beyond that, the result is 1, or the number before it. NaN stays NaN. */
 FOR_EACH_PROCESSOR
 void tanh_float(int64_t count, float *numbers) {
     for (int64_t i = 0; i < count; i++) {

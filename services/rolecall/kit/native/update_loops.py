@@ -1,4 +1,5 @@
-"""Loops that update a small network (`update_loops.c`). The results are those of torch except for rounding."""
+"""Loops that update a small network (`update_loops.c`). The results are those of torch except for rounding,
+which `tanh` describes."""
 
 import ctypes
 from collections.abc import Callable
@@ -47,8 +48,12 @@ def adam_step(optimizer: Adam) -> Callable[[], None] | None:
 
 
 def tanh(numbers: Tensor) -> None:
-    """Replace 32-bit numbers with their hyperbolic tangents, with an error of at most 8 units in the last place. This
-    takes a quarter of the time of torch's."""
+    """Replace contiguous 32-bit numbers with their hyperbolic tangents, with an error below 8 units in the last place.
+
+    Raises `ValueError` for other tensors.
+    """
+    if numbers.dtype != torch.float32 or not numbers.is_cpu or not numbers.is_contiguous():
+        raise ValueError("the numbers must be contiguous, of 32 bits and on the CPU")
     loop("tanh", numbers)(ctypes.c_int64(numbers.numel()), pointer(numbers))
 
 

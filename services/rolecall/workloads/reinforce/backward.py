@@ -156,7 +156,7 @@ class Layers:
         self._weights = [(module.weight.detach(), module.bias.detach()) for module in self._linear]
         self._tanh = any(isinstance(module, nn.Tanh) for module in modules)
         weight = self._linear[0].weight
-        self._has_fast_tanh = weight.dtype == torch.float32 and library.is_native(weight)
+        self._has_fast_tanh = self._tanh and weight.dtype == torch.float32 and library.is_native(weight)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The outputs [b, outputs] of inputs [b, inputs]."""
@@ -166,7 +166,7 @@ class Layers:
         found = [inputs]
         for weight, bias in self._weights[:-1]:
             hidden = F.linear(found[-1], weight, bias)
-            if self._tanh and self._has_fast_tanh:
+            if self._has_fast_tanh:
                 update_loops.tanh(hidden)
             elif self._tanh:
                 hidden.tanh_()

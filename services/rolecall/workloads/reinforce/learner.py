@@ -59,12 +59,12 @@ class Learner:
         torch.manual_seed(seed_of(self._params.seed, RandomStream.MINIBATCHES, update))
         scale_rates(self._optimizer, rate_factor)
         observers = sorted(trajectories)
-        recorded = [_valid_outputs(trajectories[observer]) for observer in observers]
+        recorded = [self._valid_outputs(trajectories[observer]) for observer in observers]
         passed = None
         values: list[Tensor | None] = [None] * len(observers)
         if self.algorithm.takes_one_step:
             # Its forward pass gives the values before the update, too.
-            seen = torch.cat([one.observations for one in recorded]).to(self._device)
+            seen = torch.cat([one.observations for one in recorded])
             passed = self._gradients.forward(self.policy.normalized(seen))
             values = [*passed[1].cpu().split([len(one.log_probs) for one in recorded])]
         parts = [
@@ -125,8 +125,9 @@ class Learner:
     def _transitions(
         self, observer: int, trajectory: Trajectory, recorded: AgentOutputs, known: Tensor | None
     ) -> Transitions:
-        """The valid steps of one trajectory, with their advantages. `recorded` are their agent outputs, and `known`
-        their values, if they are."""
+        """The valid steps of one trajectory, with their advantages. `recorded` are their agent outputs, on the policy's
+        device, and `known` their values [b] if they were computed.
+        """
         env_outputs = trajectory.env_outputs
         rewards = env_outputs.rewards
         if self._params.normalize_rewards:
@@ -141,9 +142,14 @@ class Learner:
             gae_lambda=self.algorithm.gae_lambda,
         )
         valid = _rows(env_outputs.valid)
-        computed = (column.flatten().index_select(0, valid) for column in (values[:-1], found))
-        columns = (recorded.observations, recorded.actions, recorded.log_probs, *computed)
-        return Transitions(*(column.to(self._device) for column in columns))
+        computed = (column.flatten().index_select(0, valid).to(self._device) for column in (values[:-1], found))
+        return Transitions(recorded.observations, recorded.actions, recorded.log_probs, *computed)
+
+    def _valid_outputs(self, trajectory: Trajectory) -> AgentOutputs:
+        """The agent outputs of the valid steps, on the policy's device."""
+        outputs, rows = trajectory.agent_outputs, _rows(trajectory.env_outputs.valid[trajectory.env_outputs.acted])
+        columns = (outputs.observations, outputs.actions, outputs.log_probs)
+        return AgentOutputs(*(column.index_select(0, rows).to(self._device) for column in columns))
 
     def _values(self, trajectory: Trajectory, known: Tensor | None) -> Tensor:
         """Values [T + 1, n] of the observations before and after valid steps, on the CPU for the sequential advantage
@@ -158,19 +164,15 @@ class Learner:
         needed[1:] |= env_outputs.valid & ~env_outputs.terminated
         if known is not None:
             needed &= ~valid
-        parts = observations.index_select(0, _rows(needed[observed])).split(_ROWS)
-        found = torch.cat([self._values_of(part.to(self._device)).cpu() for part in parts])
-        values = found.new_zeros(needed.numel()).index_copy_(0, _rows(needed), found)
-        if known is not None:
-            values.index_copy_(0, _rows(valid), known)
+        columns = [] if known is None else [(valid, known)]
+        rows = _rows(needed[observed])
+        if len(rows):  # Networks need not accept an empty batch.
+            parts = observations.index_select(0, rows).split(_ROWS)
+            columns.append((needed, torch.cat([self._values_of(part.to(self._device)).cpu() for part in parts])))
+        values = columns[0][1].new_zeros(needed.numel())
+        for flags, found in columns:
+            values.index_copy_(0, _rows(flags), found)
         return values.view(needed.shape)
-
-
-def _valid_outputs(trajectory: Trajectory) -> AgentOutputs:
-    """The agent outputs of the valid steps."""
-    outputs, rows = trajectory.agent_outputs, _rows(trajectory.env_outputs.valid[trajectory.env_outputs.acted])
-    columns = (outputs.observations, outputs.actions, outputs.log_probs)
-    return AgentOutputs(*(column.index_select(0, rows) for column in columns))
 
 
 def _rows(flags: Tensor) -> Tensor:

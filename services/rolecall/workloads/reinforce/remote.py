@@ -215,9 +215,9 @@ class ActionRequest:
 
     observer: int
     observations: Tensor
-    """[n, ...], raw."""
+    """[k, ...], raw, of the k environments that need an action."""
     reply: Future[Tensor]
-    """Environment actions [n, ...]."""
+    """Environment actions [k, ...]."""
     arrived: float
     """By `time.perf_counter`."""
 
