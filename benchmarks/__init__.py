@@ -1,4 +1,4 @@
-"""Benchmarks: every workload beside the tutorial's protocol, one process, and a peer where users would pick one.
+"""Benchmarks: every workload compared with the tutorial's protocol, one process, and a peer where users would pick one.
 
 `make bench` runs all of them, `make bench BENCH=rnn_lm` one. Rules of every comparison:
 

@@ -1,4 +1,4 @@
-"""`embedding-ddp`: a table on parameter servers, beside one process with the whole table."""
+"""`embedding-ddp`: a table on parameter servers, compared with one process with the whole table."""
 
 from pathlib import Path
 from typing import Any

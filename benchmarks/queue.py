@@ -1,7 +1,8 @@
 """Measures what waiting jobs cost a master: `python -m benchmarks.queue [--jobs N]`.
 
-Starts a local cluster, and queues jobs that don't fit. Prints the latencies of `POST /jobs` and
-`/healthz` beside them, the CPU time of the master while nothing happens, and the time until a job that fits is placed.
+Starts a local cluster, and queues jobs that don't fit. Prints the latencies of `POST /jobs` and of
+`/healthz`, which is called meanwhile, the CPU time of the master while nothing happens, and the time until a job that
+fits is placed.
 """
 
 import argparse

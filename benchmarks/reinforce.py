@@ -1,4 +1,4 @@
-"""`reinforce`: PPO beside Stable-Baselines3 with equal settings, and REINFORCE beside the tutorial's protocol."""
+"""`reinforce`: PPO compared with Stable-Baselines3 at equal settings, and REINFORCE with the tutorial's protocol."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`resnet-pipeline`: two stages with one thread each, beside the ideal pipeline."""
+"""`resnet-pipeline`: two stages with one thread each, compared with the ideal pipeline."""
 
 from pathlib import Path
 from typing import Any

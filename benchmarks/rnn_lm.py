@@ -1,4 +1,4 @@
-"""`rnn-lm`: embedding and decoder on parameter servers, beside one process."""
+"""`rnn-lm`: embedding and decoder on parameter servers, compared with one process."""
 
 from pathlib import Path
 from typing import Any

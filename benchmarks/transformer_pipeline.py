@@ -1,4 +1,4 @@
-"""`transformer-pipeline`: schedules on two stages with one thread each, beside one process."""
+"""`transformer-pipeline`: schedules on two stages with one thread each, compared with one process."""
 
 from pathlib import Path
 from typing import Any

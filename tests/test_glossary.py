@@ -1,7 +1,8 @@
-"""Terms that names in the code, and texts for users and operators, must not contain, each with its replacement.
+"""Terms that names in the code, and texts for users, operators and maintainers, must not contain, each with its
+replacement.
 
 The first test checks the documents without their code, the comments of the files that operators edit, the texts of the
-dashboards and pages, the string literals in `services`, the docstrings that become help texts, and the API's
+dashboards and pages, the string literals, docstrings and comments in `services` and `benchmarks`, and the API's
 description.
 """
 
@@ -119,7 +120,6 @@ OUT_OF_SERVICES = {word: term for words, term in NAMES_OF_SERVICES.items() for w
 KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
 """Keys of stored checkpoints and exports, and an algorithm."""
 
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 QUESTION = re.compile(r"(What|How|Who|Whose|Which|Where|When|Why)\b")
 QUOTED_QUESTION = re.compile(rf"[\"']\s*{QUESTION.pattern}")
 
@@ -143,34 +143,20 @@ def _operators_files() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), "\n".join(texts)
 
 
-def _read_by_users(path: Path) -> bool:
-    """Whether the file's docstrings are help texts or descriptions of parameters, settings or errors."""
-    inside = path.relative_to(SERVICES)
-    if inside.name == "params.py":
-        return True
-    return inside.parts[0] in {"cli", "settings"} or inside.match("spec/errors.py")
-
-
-def _docstrings(tree: ast.AST) -> set[int]:
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
-    statements = [one for body in bodies for one in body if isinstance(one, ast.Expr)]
-    return {id(one.value) for one in statements if isinstance(one.value, ast.Constant)}
-
-
-def _literals(path: Path) -> Iterator[str]:
-    """The literals of several words, because single words can be identifiers."""
-    tree = ast.parse(path.read_text())
-    hidden = set[int]() if _read_by_users(path) else _docstrings(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+def _literals(source: str) -> Iterator[str]:
+    """The docstrings, and the literals of several words, because single words can be identifiers."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = re.sub(r"`[^`]*`", "`", " ".join(node.value.split()))
             if " " in text:
                 yield text
 
 
 def _sources() -> Iterator[tuple[str, str]]:
-    for path in sorted(SERVICES.rglob("*.py")):
-        yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
+    for path in sorted([*SERVICES.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
+        source = path.read_text()
+        comments = (full or trailing for full, trailing in _COMMENT.findall(source))
+        yield str(path.relative_to(ROOT)), "\n".join([*_literals(source), *comments])
 
 
 def _pages() -> Iterator[tuple[str, str]]:

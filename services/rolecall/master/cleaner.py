@@ -190,7 +190,7 @@ class Cleaner:
         forgotten = self._forgotten.get(job, set())
         for blob in sorted(forgotten - kept - shared):
             await self.blobs.delete(job, blob)
-            forgotten.discard(blob)  # A pass after a time limit goes on from here.
+            forgotten.discard(blob)  # A pass after a time limit continues from here.
         self._forgotten.pop(job, None)
 
     async def _forget(self, job: str, manifests: list[CheckpointManifest], why: str) -> None:

@@ -26,7 +26,7 @@ KEPT = timedelta(hours=1)
 _MAX_PAUSE_S = 60.0
 _AT_ONCE = 100
 _MOST_FAILURES = 3
-"""After so many failures in a row, the target probably fails for all jobs."""
+"""After this many failures in a row, the target probably fails for all jobs."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -166,7 +166,7 @@ class Exporter:
         except NotFound:
             await self.target.forget(job)
             return Accepted(None, "it has been deleted")
-        except Exception as error:  # noqa: BLE001 - of a library, or of one job: others must go on
+        except Exception as error:  # noqa: BLE001 - of a library, or of one job: others must continue
             outcome = Rejected(describe(error))
         if isinstance(outcome, Rejected):
             self._failed(job, outcome.reason)

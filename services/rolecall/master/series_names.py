@@ -1,6 +1,6 @@
 """The names of the values in progress streams.
 
-They are saved beside each stream while it is read for the job's progress, so that a chart need not read the streams of
+They are saved next to each stream while it is read for the job's progress, so that a chart need not read the streams of
 200 workers to learn which ones it shows.
 """
 

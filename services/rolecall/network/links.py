@@ -162,7 +162,7 @@ async def _listen(prober: Prober) -> tuple[asyncio.Server | None, Listener]:
 
 
 async def _answer(prober: Prober, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer a caller that knows the secret with a proof of the same."""
+    """Answer a caller that knows the secret with a proof that it knows it, too."""
     try:
         async with asyncio.timeout(PROBE_S):
             nonce, _, proof = (await reader.readline()).decode().rstrip("\n").partition(" ")

@@ -53,7 +53,7 @@ class Contact:
         self.answering_since = None
         self._is_refused_by_master = isinstance(error, MasterRefuses) and error.by_master
         if self._is_refused_by_master:
-            # Other failures in between change nothing, but a master that was away for long has started again.
+            # Other failures in between change nothing, but a master that did not answer for long has started again.
             last = self._refused_at_by_master
             if self._refused_since_by_master is None or last is None or now - last > self._limit_s:
                 self._refused_since_by_master = now

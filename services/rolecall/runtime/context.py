@@ -93,7 +93,7 @@ def span(
 
 
 def worker_name(role: Role, role_rank: int) -> str:
-    """A worker's name in RPC, e.g. `trainer-0`."""
+    """A worker's name in RPC, for example `trainer-0`."""
     return f"{role}-{role_rank}"
 
 

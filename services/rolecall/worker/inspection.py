@@ -34,7 +34,7 @@ class Inspector:
     """The open file for answers."""
     timeline: Timeline
     start_profile: Callable[[int], str] | None = None
-    """Starts a profile of so many steps, and returns the name of its artifact. None until the role begins."""
+    """Starts a profile of this many steps, and returns the name of its artifact. None until the role begins."""
 
     def start(self) -> None:
         """Answer requests in a daemon thread from now on."""

@@ -1,4 +1,4 @@
-"""Turns for callers without a token for their path: they are served one at a time, while the calls of others go on.
+"""Turns for callers without a token for their path: they are served one at a time, while the calls of others continue.
 
 A refusal takes the event loop as long as an answer, so a client that repeats such calls on hundreds of connections
 would keep the loop busy either way, and everyone's calls would wait for all of them in each pass of the loop. Instead,
