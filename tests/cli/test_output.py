@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
-from rolecall.cli import follow
+from rolecall.cli import follow, metrics
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import Terminal, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
@@ -89,6 +89,21 @@ def test_the_greatest_loss_of_time_is_shown_first() -> None:
 def test_progress_has_the_main_scores(workload: str, metrics: dict[str, float], expected: str) -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
     assert progress(Progress(step=9, loss=0.5, metrics=metrics), declared) == expected
+
+
+def test_a_job_without_a_gang_has_no_speed_and_no_remaining_time() -> None:
+    paused = Progress(step=58, steps=5800, loss=0.5, samples_per_s=17_940, seconds_left=164)
+    assert progress(paused, is_live=False) == "step 58/5800, loss 0.5000"
+
+
+def test_the_rows_of_metrics_fit_into_a_narrow_terminal() -> None:
+    points = [(float(step), 1 / step) for step in range(1, 100)]
+    found = [("validation_accuracy", "trainer-0", points), ("samples_per_s", "trainer-0", points)]
+    for width in (80, 300):
+        sent = StringIO()
+        terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=width)
+        terminal.print(make_table(metrics.HEADINGS, metrics.curve_rows(found, width)))
+        assert len(sent.getvalue().splitlines()) == 3, sent.getvalue()
 
 
 def test_a_narrow_terminal_shows_the_state_and_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,19 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
     assert shown_request(page)["labels"] == {"team": "ads"}
 
 
+def test_a_valid_job_shows_no_error_of_an_earlier_check(page: Page, cluster: Cluster) -> None:
+    visit(page, f"{cluster.url}/ui/submit")
+    page.get_by_label("Start from").select_option("example:reinforce")
+    page.locator("#params > div > details > summary").click()
+    fill(page, {"env steps": 0})
+    page.get_by_role("button", name="Check only").click()
+    expect(page.locator(".wrong:visible")).to_have_count(1)
+    fill(page, {"env steps": 1000})
+    page.get_by_role("button", name="Check only").click()
+    expect(page.locator("#plan")).to_contain_text("The job is valid")
+    expect(page.locator(".wrong:visible, [data-wrong]")).to_have_count(0)
+
+
 def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
     page: Page, cluster: Cluster
 ) -> None:
@@ -473,6 +486,24 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     page.get_by_label("Workload").select_option("transformer-pipeline")
     expect(page.locator("#request").get_by_label("deadline (s)", exact=True)).to_be_attached()
     expect(page.locator("#params .help code").first).to_be_attached()
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
+def test_an_attempt_has_one_color_in_all_charts(page: Page, cluster: Cluster) -> None:
+    """Also in the chart of a value that the first attempt did not report."""
+    job = cluster.submit(WAITING)
+    worker = {"rank": 0, "role": "trainer", "role_rank": 0}
+    first = [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}]
+    second = [{"step": 2, "loss": 2}, {"step": 3, "loss": 1, "validation_auc": 0.5}]
+    series = [worker | {"attempt": 1, "points": first}, worker | {"attempt": 2, "points": second}]
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc"])
+    curves = page.locator(".u-legend .u-series").filter(has_text="attempt 2")
+    expect(curves).to_have_count(2)
+    markers = [one.locator(".u-marker").evaluate("one => one.style.border") for one in curves.all()]
+    assert markers[0]
+    assert markers[0] == markers[1]
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 

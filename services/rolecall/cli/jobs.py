@@ -90,4 +90,4 @@ def _fitting(columns: Mapping[str, list[str]], available: int) -> dict[str, list
 def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
     """The condition that a queued job waits for, the reason of a failed one, or the progress of another."""
     failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
-    return job.waiting_for or failure or progress(job.progress, declared, ended=job.state.ended)
+    return job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots)

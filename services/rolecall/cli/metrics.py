@@ -12,12 +12,16 @@ from rich.markup import escape
 from rolecall.cli.curve import short, sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import out, print_json, print_table
+from rolecall.cli.output import out, print_json, print_table, width
 from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import COORDINATES
 from rolecall.spec.visible import one_line
 
-_CURVE = 24
+_CURVE, _SHORTEST_CURVE = 24, 8
+_GAP = 2
+"""The columns of a terminal between two columns of a table."""
+_OTHER_HEADINGS = ("METRIC", "WORKER", "STEP", "LAST", "MIN", "MAX")
+HEADINGS = (*_OTHER_HEADINGS[:2], "CURVE", *_OTHER_HEADINGS[2:])
 _FORMULA = re.compile(r'(^|[\t;])(?=[ "]*[=+\-@\t\uff0b\uff0d\uff1d\uff20])')
 """The beginning of a cell that is a formula. Some spreadsheets also know wide signs, and separators but the comma."""
 Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
@@ -56,9 +60,7 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
     elif not chosen:
         out.print(f"job {escape(job)} has reported no metrics yet")
     else:
-        print_table(
-            ("METRIC", "WORKER", "CURVE", "STEP", "LAST", "MIN", "MAX"), [_row(*one) for one in lines(rows, chosen)]
-        )
+        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width))
 
 
 def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -81,10 +83,22 @@ def lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple
     return found
 
 
-def _row(name: str, worker: str, points: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-    values = [value for _, value in points]
-    figures = (short(values[-1]), short(min(values)), short(max(values)))
-    return escape(name), worker, sparkline(values, _CURVE), f"{points[-1][0]:g}", *figures
+def curve_rows(
+    found: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], terminal_width: int
+) -> list[tuple[str, ...]]:
+    """A row for each curve, which takes what the other columns leave of the terminal's width."""
+    others = [_figures(name, worker, [value for _, value in points], points[-1][0]) for name, worker, points in found]
+    widths = [max(map(width, column)) for column in zip(_OTHER_HEADINGS, *others, strict=True)]
+    room = terminal_width - sum(widths) - _GAP * len(widths)
+    curve = min(_CURVE, max(_SHORTEST_CURVE, room))
+    return [
+        (*one[:2], sparkline([value for _, value in points], curve), *one[2:])
+        for one, (_, _, points) in zip(others, found, strict=True)
+    ]
+
+
+def _figures(name: str, worker: str, values: Sequence[float], step: float) -> tuple[str, ...]:
+    return escape(name), worker, f"{step:g}", short(values[-1]), short(min(values)), short(max(values))
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

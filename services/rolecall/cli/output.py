@@ -118,17 +118,18 @@ def roles(document: JobDocument) -> str:
     return ", ".join(f"{name} {own.described}" if own and own.described else name for name, own in named)
 
 
-def progress(progress: Progress, declared: Sequence[MetricDocument] = (), *, ended: bool = False) -> str:
+def progress(progress: Progress, declared: Sequence[MetricDocument] = (), *, is_live: bool = True) -> str:
     """The newest figures on one line; empty if there are none.
 
-    These include the main scores among the declared metrics. Speed and remaining time are left out for an ended job.
+    These include the main scores among the declared metrics. Speed and remaining time are left out without `is_live`,
+    for a job without a running gang.
     """
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
         f"loss {number(progress.loss)}" if progress.loss is not None else "",
-        f"{duration(progress.seconds_left)} left" if progress.seconds_left and not ended else "",
-        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and not ended else "",
+        f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else "",
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live else "",
         *_scores(progress, declared),  # Last, because they are long: a narrow terminal cuts the end.
     ]
     return ", ".join(figure for figure in figures if figure)

@@ -70,7 +70,7 @@ def _print_facts(job: JobDocument) -> None:
         "reason": escape(job.reason or ""),
         "waits": escape(job.waiting_for or ""),
         "submitted": f"{age(job.created_at)} ago",
-        "progress": progress(job.progress, ended=job.state.ended),
+        "progress": progress(job.progress, is_live=job.state.holds_slots),
         "scores": escape(" ".join(f"{name}={number(value)}" for name, value in job.progress.metrics.items())),
         "goodput": escape(goodput(job)),
         "steps": step_times(job.progress),

@@ -101,7 +101,9 @@ def _job_table(jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDo
             escape(cut(job.name, NAME_CHARS)),
             state(job),
             age(job.created_at),
-            escape(job.waiting_for or progress(job.progress, declared.get(job.workload, ()))),
+            escape(
+                job.waiting_for or progress(job.progress, declared.get(job.workload, ()), is_live=job.state.holds_slots)
+            ),
         )
         for job in jobs
     ]

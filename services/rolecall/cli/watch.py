@@ -79,7 +79,7 @@ def picture(
     newest = document.progress
     title = f"[bold]{escape(document.id)}[/] {escape(document.name)}  {state(document)}"
     parts: list[RenderableType] = [terminal.render_str(title)]
-    facts = document.waiting_for or progress(newest, ended=document.state.ended)
+    facts = document.waiting_for or progress(newest, is_live=document.state.holds_slots)
     if newest.steps:
         done = terminal.width * min(newest.step, newest.steps) // newest.steps
         parts.append(Text.assemble(("━" * done, "green"), ("━" * (terminal.width - done), "dim")))

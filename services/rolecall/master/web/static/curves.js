@@ -142,18 +142,23 @@ function titlesOf(jobs, names) {
   return new Map(jobs.map((job) => [job, jobs.filter((one) => nameOf(one) === nameOf(job)).length > 1 && names[job] ? `${names[job]} (${job})` : nameOf(job)]));
 }
 
+// The first step of an attempt, the same for all values, of which some are reported later than others.
+function startOf(all, attempt) {
+  return Math.min(...all.filter((series) => series.attempt === attempt && series.points.length).map((series) => series.points[0].step));
+}
+
 // The curves of one value, and where attempts of a single job begin.
 function curvesByName(name, jobs, titles, data) {
   const curves = [];
   const starts = new Set();
   for (const job of jobs) {
     const ofJob = curvesOf(data.get(job) || [], name);
-    for (const [place, series] of ofJob.entries()) {
+    for (const series of ofJob) {
       const points = series.points.filter((point) => point[name] !== undefined);
-      if (place > 0 && jobs.length === 1) starts.add(points[0].step);
+      if (series.attempt > 1 && jobs.length === 1) starts.add(startOf(data.get(job), series.attempt));
       const attempt = `attempt ${series.attempt}`;
       const label = jobs.length === 1 ? attempt : ofJob.length > 1 ? `${titles.get(job)}, ${attempt}` : titles.get(job);
-      curves.push({ job, label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place) % COLORS.length], points });
+      curves.push({ job, label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : series.attempt - 1) % COLORS.length], points });
     }
   }
   return { curves, starts };

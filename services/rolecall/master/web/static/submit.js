@@ -93,6 +93,7 @@ function showErrors(errors, detail) {
 async function send(path) {
   problems.hidden = true;
   document.getElementById("plan").textContent = "";
+  for (const one of forms) one.showErrors([]); // Those of the last attempt.
   const errors = forms.flatMap((one) => one.findErrors());
   if (errors.length) return showErrors(errors);
   const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...(path === "/jobs" ? { "Idempotency-Key": requestKey() } : {}) }, body: JSON.stringify(jobOf()) });
