@@ -94,6 +94,19 @@ async def test_labels_follow_the_rules_of_kubernetes(client: Client) -> None:
             assert error["field"] == field
 
 
+async def test_changes_do_not_exceed_the_number_of_labels_of_a_job(client: Client) -> None:
+    full = {f"l{number}": "" for number in range(32)}
+    job = (await client.submit(labels=full))["id"]
+    (error,) = check_problem(await client.user("PATCH", f"/jobs/{job}", json={"labels": {"one-more": ""}}), 422)[
+        "errors"
+    ]
+    assert (error["field"], error["message"]) == ("labels", "the job would have 33 labels; at most 32 are allowed")
+    assert (await client.job(job))["labels"] == full
+    for possible in ({"l0": "other"}, {"l0": None, "one-more": ""}, {"one-more": None}):
+        assert (await client.user("PATCH", f"/jobs/{job}", json={"labels": possible})).status_code == 200
+    assert len((await client.job(job))["labels"]) == 31
+
+
 async def test_a_job_is_changed_by_its_owner_or_an_admin(client: Client) -> None:
     alice, bob = await make_token(client, "alice", Scope.SUBMIT), await make_token(client, "bob", Scope.SUBMIT)
     made = await client.call(alice, "POST", "/jobs", json={"workload": "toy", "name": "old", "labels": LABELS})

@@ -15,7 +15,7 @@ from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.field_errors import unknown
-from rolecall.master.job_changes import changes
+from rolecall.master.job_changes import changes, check_label_count
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary
@@ -108,6 +108,8 @@ async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Ca
         record = await jobs.get(connection, job)
         before = await labels.of_jobs(connection, [job])
         change = changes(record, before.get(job, {}), request)
+        if problems := check_label_count(before.get(job, {}), change):
+            raise InvalidJob(problems)
         if "priority" in change.values:
             check_priority(caller.name, caller.limits, change.values["priority"])
         await jobs.change(connection, job, **change.values)
