@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from fastapi import FastAPI
+
 from rolecall.master.assembly import Master, open_master
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
@@ -85,8 +87,16 @@ def require_packages(settings: MasterSettings) -> None:
         tensorboard.require_packages()
 
 
+class Application(FastAPI):
+    """The ASGI application of a program."""
+
+    program: Program
+
+
 def program_of(app: Any) -> Program:
-    return app.state.program
+    """The program of an ASGI application, which Starlette passes without its type."""
+    assert isinstance(app, Application)
+    return app.program
 
 
 def master_of(app: Any) -> Master:

@@ -62,7 +62,7 @@ from rolecall.master.api.turns import CallTurns
 from rolecall.master.assembly import Master
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Program, program_of, require_packages
+from rolecall.master.program import Application, Program, require_packages
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
@@ -101,11 +101,11 @@ _PROBE = 1 << 16
 _LOG = logging.getLogger(__name__)
 
 
-class _Application(FastAPI):
+class _Application(Application):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document of all routes."""
         if self.openapi_schema is None:
-            self.openapi_schema = openapi.complete(super().openapi(), program_of(self).catalogue)
+            self.openapi_schema = openapi.complete(super().openapi(), self.program.catalogue)
         return self.openapi_schema
 
 
@@ -121,7 +121,7 @@ def create_app(program: Program) -> FastAPI:
         dependencies=[Depends(refuse_unknown_parameters)],
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.program = program
+    app.program = program
     for module in (
         submission,
         jobs,
