@@ -39,7 +39,8 @@ class EnvOutputs:
     valid: Tensor
     """[T, n]: false for steps that only reset, and for steps after the requested episode."""
     acted: Tensor
-    """[T, n]: the policy selected an action; true for valid steps, and for the first step after a truncation."""
+    """[T, n]: the policy selected an action. True in all steps of `collect_steps`; in those of `collect_episodes`, for
+    valid steps and the first step after a truncation."""
     last_observation: Tensor
     """[n, ...], after the last step."""
     episode_returns: Tensor
