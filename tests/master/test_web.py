@@ -181,11 +181,8 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         shown = await client.http.get(f"/ui/jobs/{job}", headers=session)
         assert shown.status_code == (200 if count else 404)
         assert hostile not in shown.text
-        assert ("<b>100 %</b>" in shown.text, ">100 %</td>" in page) == (bool(count), bool(count)), "the goodput"
-        assert ("<span>steps: data</span><b>1 min 1 s</b>" in shown.text, "steps: wait" in shown.text) == (
-            bool(count),
-            False,
-        )
+        assert ("<dd>100 %</dd>" in shown.text, ">100 %</td>" in page) == (bool(count), bool(count)), "the goodput"
+        assert ("<dt>data</dt><dd>1 min 1 s</dd>" in shown.text, "<dt>wait</dt>" in shown.text) == (bool(count), False)
         assert ("<summary>trainer_{index}_loss (2): 1 to 2</summary>" in shown.text) == bool(count)
         assert "a job of another owner" in page or count
     refused = await log_in(client, metrics)
@@ -270,6 +267,7 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
         ("/?state=lost", 422, "&#39;lost&#39; is not a valid value"),
         ("/ui/jobs/toy-none", 404, "toy-none"),
         ("/ui/nope", 404, "/ui/nope"),
+        ("/ui/compare?id=toy-1", 422, "id&#39;"),
     ],
 )
 async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str, status: int, said: str) -> None:

@@ -44,6 +44,13 @@ def test_numbers_and_times_are_short() -> None:
         "True",
         "x",
     ]
+    assert [texts.measure(9.6134, unit) for unit in ("seconds", "bytes", "nats", "", None)] == [
+        "9.613 s",
+        "10 B",
+        "9.613",
+        "9.613",
+        "9.613",
+    ]
     assert [texts.size(one) for one in (0, 1023, 1024, 3 << 20, 5 << 50)] == [
         "0 B",
         "1023 B",

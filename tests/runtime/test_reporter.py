@@ -44,6 +44,23 @@ def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporte
     assert written[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
 
 
+def test_the_first_step_has_no_speed(tmp_path: Path) -> None:
+    """Its duration isn't known: a speed of 0 would be the lowest point of every curve."""
+    clock = ManualClock()
+
+    def ticking() -> float:
+        clock.now += 1e-3
+        return clock.now
+
+    with closing(Reporter(tmp_path / "progress", ticking)) as report:
+        report(1, loss=1.0, samples=8)
+        clock.now += 0.5
+        report(2, loss=1.0, samples=8)
+    first, second = lines(tmp_path / "progress")
+    assert first.samples_per_s is None
+    assert second.samples_per_s == pytest.approx(8 / 0.5, rel=0.02)
+
+
 def test_metrics_may_be_tensors(tmp_path: Path, report: Reporter) -> None:
     report(1, loss=1.0, metrics={"rate": 0.5, "part": torch.tensor(0.25)})
     assert lines(tmp_path / "progress")[0].metrics == {"loss": 1.0, "rate": 0.5, "part": 0.25}

@@ -4,7 +4,10 @@ from rolecall.spec.metric import EVALUATED, Metric
 
 LOSS = Metric("loss", "Mean loss of a step.", direction="lower")
 RESULT = (
-    Metric("samples_per_s", "Samples per second of the last attempt, including evaluations and checkpoints."),
+    Metric(
+        "samples_per_s",
+        "Samples per second of the last steps; in the result, of the last attempt with evaluations and checkpoints.",
+    ),
     Metric("wall_s", "Duration of the last attempt's training.", "seconds", "lower"),
 )
 TRAINING = (

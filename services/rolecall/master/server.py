@@ -17,9 +17,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import ArgumentError, OperationalError
-from starlette.exceptions import HTTPException
 
 from rolecall import __version__
 from rolecall.edge import listener
@@ -50,8 +48,6 @@ from rolecall.master.api.caching import Private
 from rolecall.master.api.error_handlers import (
     RESPONSES,
     add_problem_handlers,
-    on_http_exception,
-    on_validation_error,
 )
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
@@ -158,10 +154,8 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(ExitGate)
     app.add_middleware(Timed)
     app.add_middleware(Private)
-    add_problem_handlers(app)
+    add_problem_handlers(app, pages.as_page)
     app.add_exception_handler(ApiError, pages.show_api_error)
-    app.add_exception_handler(RequestValidationError, pages.as_page(on_validation_error))
-    app.add_exception_handler(HTTPException, pages.as_page(on_http_exception))
     return app
 
 

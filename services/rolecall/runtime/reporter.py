@@ -155,7 +155,8 @@ class _Rate:
 
     def samples_per_s(self, now: float) -> float | None:
         begin, first = self._marks[0]
-        return (self._samples - first) / (now - begin) if now > begin else None
+        # The first step ends when its mark is set, so its samples say nothing about the time since.
+        return (self._samples - first) / (now - begin) if len(self._marks) > 1 and now > begin else None
 
     def seconds_left(self, now: float, steps: int) -> float | None:
         passed = now - self._marks[0][0]

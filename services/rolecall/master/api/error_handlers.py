@@ -1,7 +1,7 @@
 """Handlers that answer every error with a problem document (RFC 9457)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -36,6 +36,7 @@ from rolecall.spec.errors import (
 )
 from rolecall.spec.redaction import redact_text
 
+ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
 _CAUSES: dict[type[RolecallError], tuple[int, str]] = {
     NotFound: (404, "not-found"),
     Conflict: (409, "conflict"),
@@ -123,15 +124,18 @@ _RETRY_AT_LIMIT = {"Retry-After": "10"}
 _RETRY_WHEN_FULL = {"Retry-After": "60"}
 
 
-def add_problem_handlers(app: FastAPI) -> None:
-    """Make `app` answer every error with a problem document."""
-    app.add_exception_handler(RolecallError, _on_rolecall_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
-        app.add_exception_handler(kind, _on_storage_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_defect)
+def add_problem_handlers(app: FastAPI, adapt: Callable[[ErrorHandler], ErrorHandler] = lambda handler: handler) -> None:
+    """Make `app` answer every error with a problem document, or with what `adapt` makes of it."""
+    handlers: dict[type[Exception], ErrorHandler] = {
+        RolecallError: _on_rolecall_error,
+        HTTPException: _on_http_exception,
+        RequestValidationError: _on_validation_error,
+        **dict.fromkeys((DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost), _on_storage_error),
+        ClientDisconnect: _on_disconnect,
+        Exception: _on_defect,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, adapt(handler))
 
 
 def problem_response(
@@ -164,14 +168,14 @@ async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     return problem_response(status, str(error), request, errors, _retry_after(status), kind=cause)
 
 
-async def on_http_exception(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The problem document of an error of the framework or a route, such as an unknown path."""
     assert isinstance(error, HTTPException)
     detail = _sentence(request, error)
     return problem_response(error.status_code, detail, request, headers=error.headers)
 
 
-async def on_validation_error(request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     """The problem document of a request that the framework refuses."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()

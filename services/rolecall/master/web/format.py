@@ -34,6 +34,13 @@ def number(value: object) -> str:
     return f"{value:.4g}"
 
 
+def measure(value: float, unit: str | None) -> str:
+    """A number with its base unit, such as `9.613 s` or `3.2 MiB`; units without a symbol are omitted."""
+    if unit == "bytes":
+        return size(round(value))
+    return f"{number(value)} s" if unit == "seconds" else number(value)
+
+
 def percent(share: float) -> str:
     """A part of 1, such as `87 %`."""
     return f"{100 * share:.0f} %"

@@ -2,7 +2,6 @@
 
 import json
 import mimetypes
-from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Annotated
 
@@ -10,10 +9,11 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs
+from rolecall.master.api.error_handlers import ErrorHandler
 from rolecall.master.api.gate import admission_of, is_of_page
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import by_node, cluster_view, declared_metrics, figures, folded, readable
+from rolecall.master.web.view import by_node, cluster_view, declared_metrics, figures, folded, readable, without
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -28,7 +28,6 @@ from rolecall.spec.comparison import differences
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
-ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
 router = APIRouter(include_in_schema=False, dependencies=[Depends(needs(*USERS))])
 static_router = APIRouter(include_in_schema=False)
 _JOBS = 50
@@ -172,6 +171,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
     api = Api(request)
     document = await api.get(JobDocument, "jobs", job)
     workload = await _workload(api, document.workload)
+    metrics = declared_metrics([workload])
     return render(
         request,
         template,
@@ -179,9 +179,12 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         job=document,
         may_control=caller.controls(document.owner),
         workload=workload,
-        metrics=declared_metrics([workload]),
+        metrics=metrics,
+        units={one["name"]: one["unit"] for one in metrics},
+        helps={one["name"]: one["help"] for one in metrics},
         by_node=by_node,
         figures=figures,
+        without=without,
         events=folded((await api.get(EventList, "jobs", job, "events")).events[::-1]),
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,

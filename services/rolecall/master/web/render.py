@@ -20,7 +20,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = {"duration": texts.duration, "number": texts.number, "percent": texts.percent, "size": texts.size}
+_FILTERS = {one.__name__: one for one in (texts.duration, texts.measure, texts.number, texts.percent, texts.size)}
 _TEMPLATES.filters.update(_FILTERS)  # pyright: ignore[reportUnknownMemberType] - Jinja's own types
 
 

@@ -99,6 +99,11 @@ def figures(values: Mapping[str, object], metrics: Iterable[MetricDocument]) -> 
     return Figures(single, families)
 
 
+def without(values: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
+    """The values whose names `others` lacks."""
+    return {name: value for name, value in values.items() if name not in others}
+
+
 class DeclaredMetric(TypedDict):
     """The description of a value that the curves show."""
 
