@@ -29,8 +29,8 @@ async def test_unknown_names_are_listed_by_a_command(master: Client) -> None:
 
 
 def test_params_that_look_like_nothing_are_described_by_a_command() -> None:
-    _, problems = check_params(load("embedding-ddp"), {f"p{number}": 1 for number in range(1000)})
-    assert [one["legal"] for one in problems] == ["what `rolecall workloads embedding-ddp` shows"]
+    _, field_errors = check_params(load("embedding-ddp"), {f"p{number}": 1 for number in range(1000)})
+    assert [one["legal"] for one in field_errors] == ["what `rolecall workloads embedding-ddp` shows"]
 
 
 async def test_a_state_is_told_in_english(master: Client) -> None:

@@ -71,7 +71,11 @@ def test_defaults_are_filled_in_and_absent_roles_left_out() -> None:
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(InvalidJob) as caught:
         CATALOGUE.check_request(JobRequest(workload="toy", params={"steps": 0, "stepz": 1}, roles={Role.STAGE: 1}))
-    assert [problem["field"] for problem in caught.value.problems] == ["roles.stage", "params.steps", "params.stepz"]
+    assert [field_error["field"] for field_error in caught.value.field_errors] == [
+        "roles.stage",
+        "params.steps",
+        "params.stepz",
+    ]
 
 
 def test_roles_of_a_per_node_workload_are_not_asked_for() -> None:
@@ -79,7 +83,7 @@ def test_roles_of_a_per_node_workload_are_not_asked_for() -> None:
     assert catalogue.check_request(JobRequest(workload="preflight"))["roles"] == {}
     with pytest.raises(InvalidJob, match="runs on each node once") as caught:
         catalogue.check_request(JobRequest(workload="preflight", roles={Role.TRAINER: 2}))
-    assert [problem["field"] for problem in caught.value.problems] == ["roles"]
+    assert [field_error["field"] for field_error in caught.value.field_errors] == ["roles"]
     assert catalogue.is_per_node("preflight")
     assert not catalogue.is_per_node("embedding-ddp")
     assert not catalogue.is_per_node("gone")
@@ -97,7 +101,9 @@ def test_a_master_rank_gets_no_gpu() -> None:
     roles = {"master": {"gpus": 1}, "stage": {"gpus": 1}}
     with pytest.raises(InvalidJob, match="master workers of resnet-pipeline can't use a GPU") as caught:
         load().check_request(JobRequest.model_validate({"workload": "resnet-pipeline", "roles": roles}))
-    assert [one["field"] for one in caught.value.problems if one["field"].startswith("roles")] == ["roles.master.gpus"]
+    assert [one["field"] for one in caught.value.field_errors if one["field"].startswith("roles")] == [
+        "roles.master.gpus"
+    ]
 
 
 def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:

@@ -69,9 +69,9 @@ def test_every_error_has_a_type_that_is_documented() -> None:
 
 
 def test_invalid_fields_are_listed() -> None:
-    problems = [{"field": "name", "message": "is too long"}, {"field": "roles", "message": "are missing"}]
-    body, _ = answer(errors.InvalidJob(problems))
-    assert body["errors"] == problems
+    field_errors = [{"field": "name", "message": "is too long"}, {"field": "roles", "message": "are missing"}]
+    body, _ = answer(errors.InvalidJob(field_errors))
+    assert body["errors"] == field_errors
     assert body["detail"] == "name: is too long; roles: are missing"
 
 

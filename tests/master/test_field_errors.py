@@ -36,8 +36,8 @@ class _Job(Params):
 def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
     with pytest.raises(ValidationError) as caught:
         _Job.model_validate({"data": {"train": "a", "tets": "b"}})
-    (problem,) = explain(caught.value.errors(), _Job.model_json_schema(), ("params",))
-    assert problem == {
+    (field_error,) = explain(caught.value.errors(), _Job.model_json_schema(), ("params",))
+    assert field_error == {
         "field": "params.data.tets",
         "message": "there is no field 'tets'; did you mean 'test'?",
         "given": '"tets"',
@@ -79,18 +79,18 @@ class _Range(Params):
 def test_a_wrong_value_is_told_in_plain_words(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate(values)
-    (problem,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
-    assert problem["message"] == message
+    (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
+    assert field_error["message"] == message
 
 
 def test_a_wrong_key_is_told_with_all_its_rules() -> None:
     with pytest.raises(ValidationError) as caught:
         JobRequest.model_validate({"workload": "toy", "labels": {"-": "x"}})
-    (problem,) = explain(caught.value.errors(), JobRequest.model_json_schema())
-    assert problem["field"] == "labels.-"
+    (field_error,) = explain(caught.value.errors(), JobRequest.model_json_schema())
+    assert field_error["field"] == "labels.-"
     rule = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit first and last"
-    assert problem["message"] == f"it must be {rule}, also after a DNS name and '/'"
-    assert problem["legal"] == "", "the message has it"
+    assert field_error["message"] == f"it must be {rule}, also after a DNS name and '/'"
+    assert field_error["legal"] == "", "the message has it"
 
 
 def test_a_pattern_is_told_in_words_where_there_are_some() -> None:
@@ -105,23 +105,23 @@ def test_a_pattern_is_told_in_words_where_there_are_some() -> None:
     adapter = TypeAdapter(Annotated[str, Field(pattern="^a+$")])
     with pytest.raises(ValidationError) as caught:
         adapter.validate_python("b")
-    (problem,) = explain(caught.value.errors(), adapter.json_schema())
-    assert (problem["message"], problem["legal"]) == ("it must match pattern '^a+$'", "string like ^a+$")
+    (field_error,) = explain(caught.value.errors(), adapter.json_schema())
+    assert (field_error["message"], field_error["legal"]) == ("it must match pattern '^a+$'", "string like ^a+$")
 
 
 def test_a_wrong_time_is_told_with_an_example() -> None:
     with pytest.raises(ValidationError) as caught:
         PruneRequest.model_validate({"ended_before": "yesterday"})
-    (problem,) = explain(caught.value.errors(), PruneRequest.model_json_schema())
-    assert problem["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z"
+    (field_error,) = explain(caught.value.errors(), PruneRequest.model_json_schema())
+    assert field_error["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z"
 
 
 def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate({"low": 2, "high": 1})
-    (problem,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
-    assert (problem["field"], problem["message"]) == ("params", "low must be at most high (1)")
-    assert problem["legal"] == ""
+    (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
+    assert (field_error["field"], field_error["message"]) == ("params", "low must be at most high (1)")
+    assert field_error["legal"] == ""
 
 
 def _set(path: str, value: Any) -> Any:
@@ -229,8 +229,8 @@ def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal
     change(example["params"])
     with pytest.raises(InvalidJob) as caught:
         installed.check_request(JobRequest.model_validate(example))
-    assert len(caught.value.problems) == len(expected)
-    for problem, (field, message, legal) in zip(caught.value.problems, expected, strict=True):
-        assert problem["field"] == f"params.{field}"
-        assert message in problem["message"]
-        assert legal in problem["legal"]
+    assert len(caught.value.field_errors) == len(expected)
+    for field_error, (field, message, legal) in zip(caught.value.field_errors, expected, strict=True):
+        assert field_error["field"] == f"params.{field}"
+        assert message in field_error["message"]
+        assert legal in field_error["legal"]

@@ -139,9 +139,9 @@ def test_forms_that_are_refused(root: Path, path: str, said: str) -> None:
     assert said in refusal(path)
     with pytest.raises(InvalidJob) as caught:
         load().check_request(JobRequest(workload="rnn-lm", params={"text": {"train": path}}))
-    (problem,) = caught.value.problems
-    assert problem["field"] == "params.text.train.0"
-    assert said in problem["message"]
+    (field_error,) = caught.value.field_errors
+    assert field_error["field"] == "params.text.train.0"
+    assert said in field_error["message"]
 
 
 def test_a_file_below_a_root_is_read_by_any_of_its_names(root: Path, tmp_path: Path) -> None:
@@ -345,32 +345,35 @@ def test_idx_files_lie_below_a_root(root: Path, secret: Path) -> None:
         check_source(Idx(images=str(secret), labels=str(root / "labels")))
 
 
-def problems(workload: str, params: dict[str, Any]) -> dict[str, str]:
+def field_errors(workload: str, params: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InvalidJob) as caught:
         load().check_request(JobRequest(workload=workload, params=params))
-    return {problem["field"]: f"{problem['message']} | {problem['legal']}" for problem in caught.value.problems}
+    return {
+        field_error["field"]: f"{field_error['message']} | {field_error['legal']}"
+        for field_error in caught.value.field_errors
+    }
 
 
 def test_the_master_names_every_field_and_the_roots(root: Path) -> None:
     text = {"train": ["/etc/passwd", str(root / "a")], "validation": "/data/../etc/shadow", "test": "s3://a/b"}
-    found = problems("transformer-pipeline", {"text": text})
+    found = field_errors("transformer-pipeline", {"text": text})
     assert list(found) == ["params.text.train.0", "params.text.validation.0", "params.text.test.0"]
     assert f"(ROLECALL_DATA_ROOTS): {root};" in found["params.text.train.0"]
     assert found["params.text.train.0"].endswith(f"| a path below {root}")
     assert "ROLECALL_DATA_SCHEMES" in found["params.text.test.0"]
     images = {"train": "/etc", "test": {"images": "/etc/passwd", "labels": str(root / "labels")}}
-    assert list(problems("resnet-pipeline", {"data": images})) == ["params.data.train", "params.data.test.images"]
+    assert list(field_errors("resnet-pipeline", {"data": images})) == ["params.data.train", "params.data.test.images"]
     rows = {"train": "/etc/passwd", "label": "a", "categorical": ["b"]}
-    assert list(problems("embedding-ddp", {"data": rows})) == ["params.data.train.0"]
+    assert list(field_errors("embedding-ddp", {"data": rows})) == ["params.data.train.0"]
 
 
 def test_thousands_of_paths_are_judged_in_a_moment(root: Path) -> None:
     started = time.process_time()
-    found = problems("rnn-lm", {"text": {"train": ["/etc/passwd" + "/x" * 40] * 10_000}})
+    found = field_errors("rnn-lm", {"text": {"train": ["/etc/passwd" + "/x" * 40] * 10_000}})
     assert len(found) == 20
     load().check_request(JobRequest(workload="rnn-lm", params={"text": {"train": [f"{root}/x/../x"] * 10_000}}))
     assert is_within(time.process_time() - started, 2)
-    too_many = problems("rnn-lm", {"text": {"train": ["a"] * 50_001}})
+    too_many = field_errors("rnn-lm", {"text": {"train": ["a"] * 50_001}})
     assert "50000" in "".join(too_many.values()), too_many
 
 

@@ -91,15 +91,15 @@ def test_no_document_takes_long(workload: str) -> None:
 @pytest.mark.parametrize("number", range(len(WORST)))
 def test_the_worst_documents_are_checked_at_once(number: int) -> None:
     workload, params = WORST[number]
-    problems = checked(body_of(workload, MINIMAL[workload] | params, {}))
-    assert all(problem["message"] for problem in problems)
-    assert len(problems) <= 21
+    field_errors = checked(body_of(workload, MINIMAL[workload] | params, {}))
+    assert all(field_error["message"] for field_error in field_errors)
+    assert len(field_errors) <= 21
 
 
 def test_a_number_that_does_not_divide_is_answered_with_its_neighbours() -> None:
     params = MINIMAL["transformer-pipeline"] | {"batch_size": 99_999_999}
-    (problem,) = checked(body_of("transformer-pipeline", params, {}))
-    assert problem["message"].endswith(
+    (field_error,) = checked(body_of("transformer-pipeline", params, {}))
+    assert field_error["message"].endswith(
         "micro_batches 4 does not divide the 99999999 sequences of each replica; nearest valid: 3 or 9"
     )
 
@@ -114,8 +114,8 @@ def test_the_workers_of_a_node_leave_threads_to_others() -> None:
     for spare in (MAX_RPC_THREADS, MAX_MICRO_BATCHES + 2):  # what a job may ask for, and what it may need
         assert 16 * spare < 32_768 / 2, "of a machine's usual limit, with 16 workers"
     params = MINIMAL["resnet-pipeline"] | {"rpc": {"threads": 4096}}
-    (problem,) = checked(body_of("resnet-pipeline", params, {}))
-    assert problem["field"] == "params.rpc.threads"
+    (field_error,) = checked(body_of("resnet-pipeline", params, {}))
+    assert field_error["field"] == "params.rpc.threads"
 
 
 def _unbounded(root: Any, schema: Any, path: str) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from rolecall.edge.logs import about
 from rolecall.kit.data_access import DataAccess, DataPath, read_access
 from rolecall.master.extent import check_extent
-from rolecall.master.field_errors import Problem, explain, problem, unknown
+from rolecall.master.field_errors import FieldError, explain, field_error, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
 from rolecall.spec.resources import Resources, RoleDemand, RoleRequest, count_and_resources
@@ -26,7 +26,7 @@ from rolecall.workloads.catalogue import installed
 _MAX_EXPLAINED = 1000
 """The maximum number of errors that are explained. pydantic can't return only a part of its errors."""
 _LOG = logging.getLogger(__name__)
-_MAX_DATA_PROBLEMS = 20
+_MAX_DATA_ERRORS = 20
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Catalogue:
         if workload is None:
             finding = unknown("workload", "workload", request.workload, self.workloads)
             raise InvalidJob([finding | {"message": finding["message"] + self._hint(request.workload)}])
-        roles, problems = check_roles(workload, request.roles)
+        roles, field_errors = check_roles(workload, request.roles)
         resources, unmet = check_resources(workload, request.roles)
-        problems += unmet
+        field_errors += unmet
         params, more = check_params(workload, request.params)
         more += check_data(params, self.data)
-        problems += check_name(request.name)
-        if params is None or problems or more:
-            raise InvalidJob([*problems, *more])
+        field_errors += check_name(request.name)
+        if params is None or field_errors or more:
+            raise InvalidJob([*field_errors, *more])
         _check_together(workload, params, roles)
         own = {"roles": roles, "resources": _with_defaults(workload, roles, resources)}
         return request.model_dump(exclude={"roles"}) | {"params": params.model_dump(mode="json")} | own
@@ -101,13 +101,13 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     return Catalogue(workloads, broken)
 
 
-def check_name(name: str) -> list[Problem]:
+def check_name(name: str) -> list[FieldError]:
     """The problem of a job's name, if it has one."""
     message = "it has characters that can't be printed"
-    return [] if name.isprintable() else [problem("name", message, name, "printable text")]
+    return [] if name.isprintable() else [field_error("name", message, name, "printable text")]
 
 
-def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[Problem]]:
+def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[FieldError]]:
     """The number of workers of each role, including the defaults, and the problems of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
@@ -115,8 +115,10 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tu
             role.value: demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
             for role, demand in asked.items()
         }
-        return {}, [problem("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
-    problems = [unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles]
+        return {}, [field_error("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
+    field_errors = [
+        unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles
+    ]
     given = {role: count_and_resources(demand)[0] for role, demand in asked.items()}
     roles = {
         role: count.default if (number := given.get(role)) is None else number for role, count in workload.roles.items()
@@ -125,26 +127,28 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tu
         if not count.least <= roles[role] <= count.most:
             bounds = f"{count.least}" if count.least == count.most else f"{count.least} to {count.most}"
             message = f"{workload.name} can't run with {roles[role]} {role} workers"
-            problems.append(problem(f"roles.{role}", message, roles[role], bounds))
-    if not problems and not any(roles.values()):
-        problems.append(problem("roles", "the job has no workers", roles, "at least one worker"))
-    return {role: number for role, number in roles.items() if number}, problems
+            field_errors.append(field_error(f"roles.{role}", message, roles[role], bounds))
+    if not field_errors and not any(roles.values()):
+        field_errors.append(field_error("roles", "the job has no workers", roles, "at least one worker"))
+    return {role: number for role, number in roles.items() if number}, field_errors
 
 
 def check_resources(
     workload: Workload[Any], asked: Mapping[Role, RoleDemand]
-) -> tuple[dict[Role, Resources], list[Problem]]:
+) -> tuple[dict[Role, Resources], list[FieldError]]:
     """The requested resources of the roles, and the problems of those that no node can give."""
     resources = {role: count_and_resources(demand)[1] for role, demand in asked.items() if role in workload.roles}
-    problems: list[Problem] = []
+    field_errors: list[FieldError] = []
     for role, gpus in ((role, own.gpus) for role, own in resources.items() if own.gpus):
         field = f"roles.{role}.gpus"
         if not workload.can_use_gpu(role):
-            problems.append(problem(field, f"{role} workers of {workload.name} can't use a GPU", gpus, "0, or omit it"))
+            field_errors.append(
+                field_error(field, f"{role} workers of {workload.name} can't use a GPU", gpus, "0, or omit it")
+            )
         elif gpus > 1:
             message = f"a worker uses one GPU at most; for {gpus} GPUs request {gpus} workers with one each"
-            problems.append(problem(field, message, gpus, "0 or 1"))
-    return {role: own for role, own in resources.items() if own != Resources()}, problems
+            field_errors.append(field_error(field, message, gpus, "0 or 1"))
+    return {role: own for role, own in resources.items() if own != Resources()}, field_errors
 
 
 def _with_defaults(
@@ -157,17 +161,17 @@ def _with_defaults(
     return {role: one for role, one in marked.items() if one != Resources()}
 
 
-def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
+def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[FieldError]]:
     """The parameters as the workload's type, or their problems. A string is not accepted as a number."""
-    if problems := check_extent(given):
-        return None, problems
+    if field_errors := check_extent(given):
+        return None, field_errors
     try:
         # As JSON, because only then strict types accept lists as tuples and strings as enumeration members.
         return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
         if (count := error.error_count()) > _MAX_EXPLAINED:
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
-            return None, [problem("params", message, given, f"what `rolecall workloads {workload.name}` shows")]
+            return None, [field_error("params", message, given, f"what `rolecall workloads {workload.name}` shows")]
         errors = [dict(one) for one in error.errors(include_url=False)]
         return None, explain(errors, schema_of(workload.params), ("params",))
 
@@ -185,20 +189,20 @@ def schema_of(params: type[Params]) -> dict[str, Any]:
     return params.model_json_schema()
 
 
-def check_data(params: Params | None, access: DataAccess) -> list[Problem]:
+def check_data(params: Params | None, access: DataAccess) -> list[FieldError]:
     """The problems of paths and URLs in the parameters that are detectable without the nodes' disks.
 
     Returns only the first few, because a list can have thousands of paths.
     """
-    problems: list[Problem] = []
+    field_errors: list[FieldError] = []
     for at, path in _data_paths(params, "params"):
         try:
             access.check_written(path)
         except InputError as error:
-            problems.append(problem(at, str(error), path, access.legal))
-        if len(problems) == _MAX_DATA_PROBLEMS:
+            field_errors.append(field_error(at, str(error), path, access.legal))
+        if len(field_errors) == _MAX_DATA_ERRORS:
             break
-    return problems
+    return field_errors
 
 
 def _data_paths(value: object, at: str) -> Iterator[tuple[str, DataPath]]:
@@ -222,7 +226,7 @@ def _check_together(workload: Workload[Any], params: Params, roles: dict[Role, i
         workload.check_counts(params, roles)
     except ValueError as error:
         given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", str(error), given, "counts that fit the parameters")]) from None
+        raise InvalidJob([field_error("roles", str(error), given, "counts that fit the parameters")]) from None
 
 
 def _loaded(point: EntryPoint) -> Workload[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
-from rolecall.master.field_errors import Problem, problem
+from rolecall.master.field_errors import FieldError, field_error
 
 MAX_VALUES = 50_000
 """The maximum number of values at all depths; 1 MiB of text could contain ten times as many."""
@@ -21,32 +21,32 @@ _Path = tuple[Any, ...]
 """The path to a value: (path to its container, key). It must be cheap: a request can hold thousands of containers."""
 
 
-def check_extent(params: Mapping[str, Any]) -> list[Problem]:
+def check_extent(params: Mapping[str, Any]) -> list[FieldError]:
     """The first problem of `params` with these limits; empty if there is none."""
-    return list(islice(_problems(params), 1))
+    return list(islice(_errors_of(params), 1))
 
 
-def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
+def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
     waiting: list[tuple[_Path, int, _Container]] = [(("params",), 0, dict(params))]
     count = 0
     while waiting:
         path, depth, value = waiting.pop()
         count += len(value)
         if count > MAX_VALUES:
-            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
+            yield field_error("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
             return
         if depth == MAX_DEPTH:
-            yield problem(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
+            yield field_error(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
         entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, entry in entries:
             if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
-                yield problem(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
+                yield field_error(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
             if isinstance(entry, dict | list):
                 if entry:  # A request can hold MAX_VALUES empty containers, and they have nothing to check.
                     waiting.append(((path, key), depth + 1, cast(_Container, entry)))
             elif why := _flaw(entry):
-                yield problem(_name((path, key)), why[0], entry, why[1])
+                yield field_error(_name((path, key)), why[0], entry, why[1])
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:

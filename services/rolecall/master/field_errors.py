@@ -12,9 +12,9 @@ from rolecall.spec.similar import most_similar
 from rolecall.spec.visible import listed
 
 Schema = Mapping[str, Any]
-Problem = dict[str, str]
+FieldError = dict[str, str]
 Path = tuple[str | int, ...]
-MAX_PROBLEMS = 20
+MAX_FIELD_ERRORS = 20
 """The maximum number of problems in one response."""
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
@@ -47,7 +47,7 @@ _BOUNDS = {
 }
 
 
-def problem(field: str, message: str, given: Any, legal: str) -> Problem:
+def field_error(field: str, message: str, given: Any, legal: str) -> FieldError:
     """One problem; long texts are cut."""
     return {
         "field": _cut(field, _FIELD_CHARS),
@@ -57,11 +57,11 @@ def problem(field: str, message: str, given: Any, legal: str) -> Problem:
     }
 
 
-def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str = "") -> Problem:
+def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str = "") -> FieldError:
     """The problem of an unknown name, with the most similar known one, or else with `advice`."""
     legal = sorted(map(str, names))
     message = f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{_hint(given, legal) or advice}"
-    return problem(field, message, given, listed(legal, _LISTED_NAMES) or "none")
+    return field_error(field, message, given, listed(legal, _LISTED_NAMES) or "none")
 
 
 def _hint(given: str, legal: Collection[str]) -> str:
@@ -69,18 +69,18 @@ def _hint(given: str, legal: Collection[str]) -> str:
     return f"; did you mean '{near}'?" if near else ""
 
 
-def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
+def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[FieldError]:
     """The problems for pydantic's `errors` about a value with the JSON schema `schema`; `prefix` precedes field names.
 
-    Explains the first `MAX_PROBLEMS`; a last entry counts the others.
+    Explains the first `MAX_FIELD_ERRORS`; a last entry counts the others.
     """
     chosen = meant(errors, schema)
-    return shortened([_explain_one(error, schema, prefix) for error in chosen[:MAX_PROBLEMS]], len(chosen))
+    return shortened([_explain_one(error, schema, prefix) for error in chosen[:MAX_FIELD_ERRORS]], len(chosen))
 
 
-def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts the others."""
-    first = list(problems[:MAX_PROBLEMS])
+def shortened(errors: Sequence[FieldError], count: int) -> list[FieldError]:
+    """The first `MAX_FIELD_ERRORS` of `count` problems, and an entry that counts the others."""
+    first = list(errors[:MAX_FIELD_ERRORS])
     if count > len(first):
         more = f"{count - len(first)} more problems are not listed; fix these first"
         first.append({"field": "…", "message": more, "given": "", "legal": ""})
@@ -103,7 +103,7 @@ def _cut(text: str, max_chars: int) -> str:
     return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 
 
-def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
+def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> FieldError:
     place = locate(schema, error["loc"])
     path = (*prefix, *map(str, place.path))
     field = ".".join(path) or "body"
@@ -118,16 +118,16 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     if error["loc"] and error["loc"][-1] == "[key]":
         return _explain_key(error, schema, prefix)
     if rule := _broken_rule(error, schema, place.schema):
-        return problem(field, f"it must be {rule}", error.get("input"), "")
+        return field_error(field, f"it must be {rule}", error.get("input"), "")
     message = _worded(str(error["msg"]))
     if error["type"] == "missing":
-        return problem(field, "it is missing", None, legal(schema, place.schema))
+        return field_error(field, "it is missing", None, legal(schema, place.schema))
     names = [str(one) for choice in _choices(schema, place.schema) for one in _members(choice)]
     if names and isinstance(given := error.get("input"), str) and error["type"] in _NO_CHOICE:
         message = f"'{_cut(given, _GIVEN_CHARS)}' is not a valid value{_hint(given, names)}"
     elif error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
-    return problem(field, message, error.get("input"), "" if _is_of_fields(error) else legal(schema, place.schema))
+    return field_error(field, message, error.get("input"), "" if _is_of_fields(error) else legal(schema, place.schema))
 
 
 def _worded(message: str) -> str:
@@ -150,7 +150,7 @@ def _is_of_fields(error: Mapping[str, Any]) -> bool:
     return error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
 
 
-def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> Problem:
+def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> FieldError:
     """The problem of a union whose field that names the alternative is missing or unknown."""
     context: Mapping[str, Any] = error["ctx"]
     known = cast(Mapping[str, str], schema.get("discriminator", {}))
@@ -160,11 +160,11 @@ def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: t
     tags = list(dict.fromkeys(names)) or str(context.get("expected_tags", "")).replace("'", "").split(", ")
     field = ".".join((*path, name))
     if error["type"] == "union_tag_not_found":
-        return problem(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
+        return field_error(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
     return unknown(field, name, str(error["ctx"]["tag"]), tags)
 
 
-def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
+def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> FieldError:
     """The problem of a key of an object with keys of a kind."""
     owner = locate(schema, error["loc"][:-2])
     key = str(error["loc"][-2])
@@ -177,8 +177,8 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     if "enum" in rule:
         return unknown(field, str(rule.get("title", "name")).lower(), key, rule["enum"])
     if words := _broken_rule(error, schema, rule):
-        return problem(field, f"it must be {words}", key, "")
-    return problem(field, _worded(str(error["msg"])), key, legal(schema, rule))
+        return field_error(field, f"it must be {words}", key, "")
+    return field_error(field, _worded(str(error["msg"])), key, legal(schema, rule))
 
 
 def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolecall.master.field_errors import Problem, problem
+from rolecall.master.field_errors import FieldError, field_error
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.job import JobRequest, JobUpdate
 from rolecall.spec.labels import MAX_LABELS
@@ -40,10 +40,10 @@ def changes(job: JobRecord, labels: Mapping[str, str], request: JobUpdate) -> Ch
     return Changes(values, fresh, removed, messages)
 
 
-def check_label_count(labels: Mapping[str, str], change: Changes) -> list[Problem]:
+def check_label_count(labels: Mapping[str, str], change: Changes) -> list[FieldError]:
     """The problem of a job with these labels if the change adds some and they would be too many."""
     after = (labels.keys() | change.set_labels.keys()) - set(change.removed_labels)
     if len(after) <= max(MAX_LABELS, len(labels)):  # A job of an earlier release can have more.
         return []
     message = f"the job would have {len(after)} labels; at most {MAX_LABELS} are allowed"
-    return [problem("labels", message, change.set_labels, f"up to {MAX_LABELS} labels; null removes a label")]
+    return [field_error("labels", message, change.set_labels, f"up to {MAX_LABELS} labels; null removes a label")]

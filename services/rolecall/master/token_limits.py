@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.blobs import Blobs
-from rolecall.master.field_errors import problem
+from rolecall.master.field_errors import field_error
 from rolecall.master.store import jobs, tokens
 from rolecall.master.store.database import Database
 from rolecall.spec.access import Limits
@@ -26,7 +26,7 @@ def check_priority(owner: str, limits: Limits, priority: int) -> None:
     """Raise `InvalidJob` for a priority that the token can't give to a job."""
     if limits.max_priority is not None and priority > limits.max_priority:
         message = f"token {owner} can give priorities up to {limits.max_priority} (max_priority)"
-        raise InvalidJob([problem("priority", message, priority, f"{-MAX_PRIORITY} to {limits.max_priority}")])
+        raise InvalidJob([field_error("priority", message, priority, f"{-MAX_PRIORITY} to {limits.max_priority}")])
 
 
 async def reserve_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:

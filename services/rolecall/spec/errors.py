@@ -63,13 +63,13 @@ class StorageLimitReached(LimitReached):
 
 
 class InvalidRequest(RolecallError):
-    """A request is invalid; `problems` lists every invalid field with the given value and the legal values."""
+    """A request is invalid; `field_errors` lists every invalid field with the given value and the legal values."""
 
     retryable = False
 
-    def __init__(self, problems: list["dict[str, str]"]) -> None:
-        super().__init__("; ".join(f"{problem['field']}: {problem['message']}" for problem in problems))
-        self.problems = problems
+    def __init__(self, field_errors: list["dict[str, str]"]) -> None:
+        super().__init__("; ".join(f"{one['field']}: {one['message']}" for one in field_errors))
+        self.field_errors = field_errors
 
 
 class InvalidJob(InvalidRequest):

@@ -23,8 +23,8 @@ from rolecall.kit.text.synthetic import number_tokenizer, stored_bytes, syntheti
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SplitName = Literal["train", "validation", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 _LAYOUT = 1
 _BATCH_CHARACTERS = 1 << 18  # encoded at once, on all cores; needs some hundred bytes per token
 
@@ -56,7 +56,7 @@ class Corpus:
         sizes = [_length(self.folder / split) for split in SPLITS]
         return hashlib.sha256(json.dumps([self.tokenizer_json, sizes]).encode()).hexdigest()
 
-    def tokens(self, split: Split) -> torch.Tensor:
+    def tokens(self, split: SplitName) -> torch.Tensor:
         """The split's tokens [n] int32, memory-mapped; empty if the job has no such split."""
         path = self.folder / split
         return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS

@@ -14,7 +14,7 @@ from rolecall.master.api.auth import Bearing, Running, has_room, needs, require_
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
-from rolecall.master.field_errors import problem
+from rolecall.master.field_errors import field_error
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
@@ -159,7 +159,7 @@ async def record_checkpoint(job: JobId, attempt: int, manifest: _NewManifest, ma
     count, workers = len(manifest.parts), sum(record.roles.values())
     if count > PARTS_PER_WORKER * workers:
         legal = f"at most {PARTS_PER_WORKER} for each of the {workers} workers: put more into each part"
-        raise InvalidRequest([problem("parts", f"the checkpoint has {count:,} parts", count, legal)])
+        raise InvalidRequest([field_error("parts", f"the checkpoint has {count:,} parts", count, legal)])
     for part in manifest.parts:
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from rolecall.master.api.parameters import parameters_of
 from rolecall.master.blobs import BlobError
-from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain
+from rolecall.master.field_errors import MAX_FIELD_ERRORS, FieldError, explain
 from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
@@ -142,7 +142,7 @@ def problem_response(
     status: int,
     detail: str,
     request: Request,
-    errors: list[Problem] | None = None,
+    errors: list[FieldError] | None = None,
     headers: Any = None,
     *,
     kind: str | None = None,
@@ -164,7 +164,7 @@ def problem_response(
 
 async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     status, cause = next(_CAUSES[kind] for kind in type(error).__mro__ if kind in _CAUSES)
-    errors = error.problems if isinstance(error, InvalidRequest) else None
+    errors = error.field_errors if isinstance(error, InvalidRequest) else None
     return problem_response(status, str(error), request, errors, _retry_after(status), kind=cause)
 
 
@@ -213,7 +213,7 @@ def _retry_after(status: int) -> dict[str, str] | None:
     return {429: _RETRY_AT_LIMIT, 503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
 
 
-def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[Problem]:
+def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[FieldError]:
     """The problems of a request that the framework refuses: of its body, and of its parameters."""
     route = request.scope.get("route")
     body = getattr(route, "body_field", None)
@@ -221,10 +221,10 @@ def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[Pro
     of_body = [one | {"loc": tuple(one["loc"][1:])} for one in found if one["loc"][0] == "body"]
     others = [one for one in found if one["loc"][0] != "body"]
     own = {field.alias: field for field in parameters_of(route)}
-    return [*explain(of_body, schema), *(_parameter_error(one, own) for one in others[:MAX_PROBLEMS])]
+    return [*explain(of_body, schema), *(_parameter_error(one, own) for one in others[:MAX_FIELD_ERRORS])]
 
 
-def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> Problem:
+def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
     _, name, *path = error["loc"]
     field = own.get(str(name))
     kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None

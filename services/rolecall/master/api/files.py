@@ -10,7 +10,7 @@ from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
-from rolecall.master.field_errors import problem
+from rolecall.master.field_errors import field_error
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
@@ -95,7 +95,9 @@ async def list_metrics(  # noqa: PLR0917 - the framework passes by name
             given = "all" if attempt is None else attempt
             remedy = "" if attempt else f"; `rolecall metrics {job} --attempt N` shows those of one attempt"
             legal = "one attempt of fewer or smaller series; lowest_rank=true leaves out repeated ones"
-            raise InvalidRequest([problem("attempt", f"the series have more than {size} bytes{remedy}", given, legal)])
+            raise InvalidRequest(
+                [field_error("attempt", f"the series have more than {size} bytes{remedy}", given, legal)]
+            )
     listed = [part for one in found for part in (b",", one)][1:]
     return Response(b"".join([b'{"series":[', *listed, b"]}"]), media_type="application/json")
 

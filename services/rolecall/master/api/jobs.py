@@ -102,14 +102,14 @@ async def show_job(job: JobId, master: Running) -> JobDocument:
 @router.patch("/jobs/{job}", dependencies=_ADDS, summary="Change a job", openapi_extra=merge_patch("JobUpdate"))
 async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Caller) -> JobDocument:
     """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
-    if problems := check_name(request.name or ""):
-        raise InvalidJob(problems)
+    if errors := check_name(request.name or ""):
+        raise InvalidJob(errors)
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         before = await labels.of_jobs(connection, [job])
         change = changes(record, before.get(job, {}), request)
-        if problems := check_label_count(before.get(job, {}), change):
-            raise InvalidJob(problems)
+        if errors := check_label_count(before.get(job, {}), change):
+            raise InvalidJob(errors)
         if "priority" in change.values:
             check_priority(caller.name, caller.limits, change.values["priority"])
         await jobs.change(connection, job, **change.values)

@@ -7,7 +7,7 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import ParamTypes
 from pydantic import Field
 
-from rolecall.master.field_errors import MAX_PROBLEMS, shortened, unknown
+from rolecall.master.field_errors import MAX_FIELD_ERRORS, shortened, unknown
 from rolecall.spec.bounds import matching
 from rolecall.spec.errors import InvalidRequest
 
@@ -40,8 +40,8 @@ async def refuse_unknown_parameters(request: Request) -> None:
     legal = query_names(request.scope.get("route"))
     strange = [name for name in dict.fromkeys(request.query_params) if name not in legal]
     if strange:
-        problems = [unknown(name, "query parameter", name, legal) for name in strange[:MAX_PROBLEMS]]
-        raise InvalidRequest(shortened(problems, len(strange)))
+        errors = [unknown(name, "query parameter", name, legal) for name in strange[:MAX_FIELD_ERRORS]]
+        raise InvalidRequest(shortened(errors, len(strange)))
 
 
 def query_names(route: Any) -> frozenset[str]:

@@ -36,8 +36,8 @@ async def show_preflight(node: NodeName, master: Running, caller: Caller) -> Pre
     async with master.database.read() as connection:
         known = {state.spec.name: state for state in master.presence.states(await nodes.list_all(connection))}
         if node not in known:
-            problem = unknown("node", "node", node, known)
-            raise NotFound(f"{problem['message']}; there are: {problem['legal']}")
+            error = unknown("node", "node", node, known)
+            raise NotFound(f"{error['message']}; there are: {error['legal']}")
         trusted = {caller.name} | master.access.admins
         network = await _newest_about(node, connection, trusted, caller, master.clock.now())
     state = known[node]

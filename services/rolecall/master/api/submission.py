@@ -16,7 +16,7 @@ from rolecall.master.api.auth import Caller, Running, has_room, needs
 from rolecall.master.api.jobs import job_document_of
 from rolecall.master.assembly import Master
 from rolecall.master.capacity import lacking, slots_needed
-from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
+from rolecall.master.field_errors import MAX_FIELD_ERRORS, field_error, shortened, unknown
 from rolecall.master.presence import Presence
 from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
@@ -88,7 +88,7 @@ def _check_webhook(url: str | None, hosts: tuple[str, ...]) -> None:
     """Raise `InvalidJob` for the URL of a webhook that the operator does not allow."""
     if url is not None and (why := url_problem(url, hosts)):
         raise InvalidJob(
-            [problem("notify", why, only_host(url), f"an http or https URL of: {', '.join(hosts) or 'no host'}")]
+            [field_error("notify", why, only_host(url), f"an http or https URL of: {', '.join(hosts) or 'no host'}")]
         )
 
 
@@ -97,9 +97,9 @@ async def _target_nodes(master: Master, asked: Sequence[str]) -> list[str]:
     async with master.database.read() as connection:
         known = {node.name: node for node in await node_store.list_all(connection)}
     unknown_nodes = [(place, name) for place, name in enumerate(asked) if name not in known]
-    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in unknown_nodes[:MAX_PROBLEMS]]
-    if problems:
-        raise InvalidJob(shortened(problems, len(unknown_nodes)))
+    errors = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in unknown_nodes[:MAX_FIELD_ERRORS]]
+    if errors:
+        raise InvalidJob(shortened(errors, len(unknown_nodes)))
     open_nodes = [node.spec.name for node in master.presence.states(known.values()) if node.alive and not node.draining]
     return sorted(set(asked)) or open_nodes
 
@@ -109,7 +109,7 @@ def _check_node_count(caller: Principal, nodes: list[str]) -> None:
     limit = caller.limits.max_slots
     if limit is not None and len(nodes) > limit:
         message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, limit)}"
-        raise InvalidJob([problem("params.nodes", message, nodes, f"{limit} nodes at most")])
+        raise InvalidJob([field_error("params.nodes", message, nodes, f"{limit} nodes at most")])
 
 
 async def _check_capacity(
@@ -125,14 +125,14 @@ async def _check_capacity(
     nodes: list[NodeState] = []
     if any(own.gpus or own.threads for own in resources.values()):
         nodes = list(presence.states(await node_store.list_all(connection)))
-    if problems := lacking(resources, nodes):
-        raise InvalidJob(problems)
+    if errors := lacking(resources, nodes):
+        raise InvalidJob(errors)
     asked, limit = slots_needed(roles, resources, nodes), caller.limits.max_slots
     if limit is not None and asked > limit:
         unit = "workers" if asked == sum(roles.values()) else "slots"
         message = f"the job needs {asked} {unit}, and {_may_run(caller, limit)}"
         given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", message, given, f"{limit} {unit} at most")])
+        raise InvalidJob([field_error("roles", message, given, f"{limit} {unit} at most")])
 
 
 def _may_run(caller: Principal, limit: int) -> str:

@@ -30,7 +30,7 @@ from rolecall.kit.text.params import Sample, Text, check_prompt, check_sequences
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
 
-Split = Literal["manual", "tracer"]
+SplitMethod = Literal["manual", "tracer"]
 
 
 def block_names(layers: int) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Params(TrainingParams):
     schedule: ScheduleName | OwnSchedule = "1F1B"
     """Pipeline schedule: the order in which micro-batches pass through the stages. The name of one of torch's
     schedules, or a custom schedule, such as `{"csv": "/data/own.csv"}`. `rolecall schedule` draws both."""
-    split: Split = "manual"
+    split: SplitMethod = "manual"
     """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
     cuts: (
