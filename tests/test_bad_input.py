@@ -24,7 +24,15 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 # The control program without the node of its container.
+HEALTHCHECK = Path(__file__).parents[1] / "docker/healthcheck"
 CONTROL = (sys.executable, "-m", "rolecall", "master")
+
+
+def healthcheck(node: Container) -> tuple[int, str]:
+    """The exit code and the standard error of the containers' health check in the container of a node."""
+    variables = {"ROLE": "trainer", "ROLECALL_HOST": "127.0.0.1", "ROLECALL_METRICS_PORT": str(node.port)}
+    done = subprocess.run([HEALTHCHECK], env=os.environ | variables, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
 
 
 @contextmanager
@@ -112,9 +120,15 @@ def test_a_node_registers_with_a_master_that_starts_later(tmp_path: Path) -> Non
     with node(tmp_path / "n", port) as waiting:
         until(lambda: "connection failed (" in waiting.text)
         assert "is the master up" in waiting.ask("/healthz")["waiting_for"]
+        refused, said = healthcheck(waiting)
+        assert refused == 1
+        assert f"port {waiting.port}: the node waits for the master is unavailable" in said
         with control(tmp_path, port) as master:
             until(lambda: master.node("n"))
             until(lambda: waiting.ask("/healthz")["status"] == "ok", 5)
+            assert healthcheck(waiting) == (0, "")
+        until(lambda: waiting.ask("/healthz")["status"] == "waiting")
+        assert healthcheck(waiting) == (0, ""), "it continues its workers without its master"
 
 
 def test_a_master_that_accepts_connections_but_does_not_answer_is_reported(tmp_path: Path) -> None:

@@ -105,9 +105,11 @@ class Stack(Running):
         """
         self.compose("up", "--detach", "--wait", "--no-build", *arguments, **options)
         self.find_master()
+        missing = [role for role in Role if len(self.nodes(role)) < len(self.containers(role))]
+        assert not missing, f"containers are healthy before their nodes have registered: {missing}"
         deadline = time.monotonic() + START_S
         while not all(len(self.nodes(role)) == len(self.containers(role)) for role in Role):
-            assert time.monotonic() < deadline, f"not all nodes have registered:\n{self.logs()}"
+            assert time.monotonic() < deadline, f"nodes without a container are alive:\n{self.logs()}"
             time.sleep(0.2)
 
     def down(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
