@@ -84,7 +84,7 @@ async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: 
     await _watch(master, second)
     deleted = await run_at(master, "delete", first, "toy-none", second, "--force", "--json")
     assert (deleted.code, json.loads(deleted.out)) == (4, {"deleted": [first, second]})
-    assert "job toy-none is not deleted" in deleted.err
+    assert "there is no job 'toy-none'" in deleted.err
     assert (await run_at(master, "events", first)).code == 4
 
 
@@ -170,6 +170,8 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert document["metrics"]["validation_auc"] == [0.5, 0.75]
     assert document["metrics"]["test_auc"] == [0.5, None]
     shown = [text.split() for text in (await run_at(master, "compare", first, second)).out.splitlines()]
+    assert shown[0] == ["DIFFERENCE", first, second]
+    assert ["state", "succeeded", "running"] in shown
     assert ["steps", "3", "5"] in shown
     assert ["name", "job", "[3]", "job", "[5]"] in shown
     assert ["validation_auc", "0.5000", "0.7500"] in shown
