@@ -187,6 +187,17 @@ async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -
     assert "a" * 100 in (await run_at(master, "compare", *ids, "--json")).out
 
 
+async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
+    first, second, other = [
+        (await master.submit(roles=ONE_TRAINER, name="same", params={"steps": steps}))["id"] for steps in (3, 3, 5)
+    ]
+    same = (await run_at(master, "compare", first, second)).out.splitlines()
+    assert same[0] == "the jobs have the same state, name, workload, roles and parameters"
+    assert same[2].split() == ["METRIC", first, second]
+    shown = [text.split() for text in (await run_at(master, "compare", first, other)).out.splitlines()]
+    assert shown[:3] == [["DIFFERENCE", first, other], ["steps", "3", "5"], []]
+
+
 async def _logs(master: Client, job: str) -> None:
     lines = [f"[trainer-0] {text}" for text in LOG.decode().splitlines()]
     assert (await run_at(master, "logs", job)).out.splitlines() == lines
