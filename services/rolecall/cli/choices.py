@@ -46,7 +46,7 @@ def _explain(error: typer.BadParameter) -> str:
 
 
 def _wrong_number(kind: str) -> str | None:
-    """What is wrong with a number, for pydantic's type of error; None for errors about other values."""
+    """The problem of a number, for pydantic's type of error; None for errors about other values."""
     match kind.partition("_")[0]:
         case "int":
             return "not a whole number"
