@@ -228,6 +228,35 @@ async def _top(master: Client, job: str) -> None:
     assert ([one["id"] for one in document["jobs"]], len(document["nodes"])) == ([job], 1)
 
 
+async def add_artifact(master: Client, job: str, name: str) -> None:
+    """Store an artifact of 7 bytes."""
+    stored = await master.worker("PUT", job, 1, f"/attempts/1/blobs/{name}", content=b"content")
+    notice = {"name": name, **stored.json()}
+    assert (await master.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
+
+
+@pytest.mark.parametrize("width", [45, 70])
+async def test_nodes_and_artifacts_fit_a_narrow_terminal(
+    master: Client, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    await add_artifact(master, job, "model.zip")
+    sent = io.StringIO()
+    terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
+    monkeypatch.setattr("rolecall.cli.output.out", terminal)
+    for command in (("nodes",), ("artifacts", job)):
+        assert (await run_at(master, *command)).code == 0
+    nodes, one, artifacts, file = [text.rstrip() for text in sent.getvalue().splitlines()]
+    assert ("HEARTBEAT" in nodes, "VERSION" in nodes) == (width == 70, False)
+    assert one.startswith("trainer-0")
+    assert artifacts.split() == ["NAME", "BYTES", "SHA256"]
+    assert file.startswith("model.zip  7      ")
+    assert file.endswith("…")
+    assert max(map(len, (nodes, one, artifacts, file))) <= width
+
+
 def screen() -> Terminal:
     return Terminal(file=io.StringIO(), force_terminal=True, highlight=False, width=60, height=30)
 

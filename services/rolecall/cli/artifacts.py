@@ -8,6 +8,7 @@ import typer
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
 
+_DIGEST_CHARS = 12
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
 To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default NAME.")]
 
@@ -28,4 +29,5 @@ def artifacts(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
             return
-    print_table(("NAME", "BYTES", "SHA256"), [(one.name, str(one.size), one.sha256) for one in found])
+    rows = [(one.name, str(one.size), one.sha256) for one in found]
+    print_table(("NAME", "BYTES", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS})

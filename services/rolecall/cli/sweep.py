@@ -16,7 +16,7 @@ from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
 from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
-from rolecall.cli.output import STYLES, err, number, print_json, print_table
+from rolecall.cli.output import ARROWS, STYLES, err, number, out, print_json, print_table
 from rolecall.cli.variants import (
     Direction,
     Setting,
@@ -38,7 +38,7 @@ from rolecall.spec.state import JobState
 
 SAMPLES_PER_S = "samples_per_s"
 _COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
-_ARROWS: dict[Direction, str] = {"higher": "↑", "lower": "↓"}
+_REASON_CHARS = 24
 Set = Annotated[
     list[str],
     typer.Option(
@@ -179,11 +179,13 @@ def _print(done: Sequence[Variant], metric: str | None, better: Direction | None
         return
     columns = _COLUMNS | ({metric: metric.upper()} if metric and metric not in _COLUMNS else {})
     if metric and better:
-        columns[metric] += f" {_ARROWS[better]}"
+        columns[metric] += f" {ARROWS[better]}"
     paths = list(done[0].values) if done else []
     headings = [*(short(path).upper() for path in paths), "STATE", "JOB", *columns.values(), "REASON"]
     rows = [_row(one, list(columns), metric if place in winners else None) for place, one in enumerate(done)]
-    print_table([escape(heading) for heading in headings], rows)
+    # The speed is of least use if the sweep is about another metric. `rolecall show` has the reason, too.
+    drop = [*(heading for name, heading in columns.items() if name != (metric or SAMPLES_PER_S)), "REASON"]
+    print_table([escape(heading) for heading in headings], rows, drop=drop, shorten={"REASON": _REASON_CHARS})
 
 
 def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[str]:
@@ -194,13 +196,13 @@ def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[
         f"[{STYLES.get(state, 'default')}]{f'{count} ' if len(states) > 1 else ''}{state}[/]"
         for state, count in counted
     ]
-    reasons = [f"{run.id}: {run.reason.splitlines()[0]}" for run in variant.runs if run.reason]
+    reasons = [(run.id, run.reason.splitlines()[0]) for run in variant.runs if run.reason]
     return [
         *(escape(shown(value)) for value in variant.values.values()),
         ", ".join(styled),
-        escape(", ".join(run.id for run in variant.runs)),
+        escape(("\n" if out.is_bounded else ", ").join(run.id for run in variant.runs)),
         *(_cell(variant.spread(column), is_best=column == best_in) for column in columns),
-        escape("; ".join(reasons)),
+        escape("; ".join(why if len(variant.runs) == 1 else f"{job}: {why}" for job, why in reasons)),
     ]
 
 
