@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import zipfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -255,6 +256,19 @@ async def test_nodes_and_artifacts_fit_a_narrow_terminal(
     assert file.startswith("model.zip  7      ")
     assert file.endswith("…")
     assert max(map(len, (nodes, one, artifacts, file))) <= width
+
+
+async def test_a_download_says_what_it_wrote_and_prints_the_path_for_scripts(master: Client, tmp_path: Path) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    await add_artifact(master, job, "model.zip")
+    await master.checkpoint(job, 1, 2)
+    path = tmp_path / "a [1].zip"
+    for command in (("artifacts", job, "model.zip"), ("checkpoints", job, "--download")):
+        done = await run_at(master, *command, "-o", str(path))
+        assert (done.code, done.out) == (0, f"{path}\n")
+        assert re.fullmatch(rf"wrote \d+ B to {re.escape(str(path))}\n", done.err)
 
 
 def screen() -> Terminal:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import out, print_json, print_table
+from rolecall.cli.output import print_json, print_table, print_written
 
 _DIGEST_CHARS = 12
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
@@ -23,7 +23,7 @@ def artifacts(  # noqa: PLR0917 - the command line is the signature
         if name:
             path = output or Path(Path(name).name)
             client.download(job, name, path)
-            print_json({"name": name, "path": str(path)}) if json else out.print(str(path))
+            print_json({"name": name, "path": str(path)}) if json else print_written(path)
             return
         found = client.artifacts(job)
         if json:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +56,12 @@ def print_json(value: Any) -> None:
     """Print one JSON document to stdout, without styles."""
     # Only ASCII on a terminal, because JSON doesn't escape all control characters.
     print(json.dumps(value, indent=2, ensure_ascii=sys.stdout.isatty()))
+
+
+def print_written(path: Path) -> None:
+    """Print the path of a file to stdout, for scripts, and its size and folder to stderr."""
+    out.print(str(path), markup=False)
+    err.print(f"wrote {size(path.stat().st_size)} to {path.absolute()}", markup=False)
 
 
 def print_table(
