@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 
-from rolecall.cli import sweep
+from rolecall.cli import output, sweep
+from rolecall.cli.output import Terminal
 from rolecall.cli.variants import direction, variants
 from rolecall.client import Client, Unauthorized, Unreachable
 from rolecall.client.connection import Connection
@@ -90,6 +92,8 @@ def test_an_unknown_metric_ends_the_sweep_and_the_runs_so_far_are_printed(cluste
 
 def test_a_refused_job_ends_the_sweep(cluster: Cluster, rows: Path) -> None:
     before = jobs(cluster)
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64")
+    assert (code, table) == (5, ""), "there is no row"
     code, document, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64", "--json")
     assert (code, json.loads(document)) == (5, [])
     assert "batch_size=-1: the master refuses the request:\n  params.batch_size: " in errors
@@ -144,6 +148,24 @@ def test_the_best_value_is_marked_in_the_direction_that_the_workload_declares(
     assert [row.split()[:3] for row in rows] == [["0.1", "succeeded", "w-1"], ["0.2", "succeeded", "w-1"]]
     sweep._print(done, metric, better, as_json=True)  # pyright: ignore[reportPrivateUsage]
     assert [one["best"] for one in json.loads(capsys.readouterr().out)] == winners
+
+
+def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ended("failed").model_copy(update={"id": "rnn-lm-9e59f7cf", "reason": "it has a reason of many words"})
+    good = [ended(test_loss=0.5, wall_s=12.3, samples_per_s=20_000.5) for _ in range(2)]
+    done = measured([("params.optimizer", ("a" * 50, "b" * 50))], [failed], good)
+    for width in (80, 120):
+        sent = StringIO()
+        terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
+        for module in (output, sweep):
+            monkeypatch.setattr(module, "out", terminal)
+        sweep._print(done, "test_loss", "lower", as_json=False)  # pyright: ignore[reportPrivateUsage]
+        heading, *rows = [line.rstrip() for line in sent.getvalue().splitlines()]
+        assert max(map(len, (heading, *rows))) <= width
+        assert [row.split()[0][-1] for row in rows[:2]] == ["…", "…"]
+        assert "rnn-lm-9e59f7cf" in rows[0]
+        assert ("REASON" in heading, "it has a reason" in rows[0]) == ((width == 120),) * 2
+        assert [row.split()[3] for row in rows[1:2]] + [row.strip() for row in rows[2:]] == ["w-1", "w-1"]
 
 
 class LosingAnswers(Client):

@@ -38,7 +38,7 @@ from rolecall.spec.state import JobState
 
 SAMPLES_PER_S = "samples_per_s"
 _COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
-_REASON_CHARS = 24
+_VALUE_CHARS, _REASON_CHARS = 16, 24
 Set = Annotated[
     list[str],
     typer.Option(
@@ -177,15 +177,18 @@ def _print(done: Sequence[Variant], metric: str | None, better: Direction | None
         marks = [place in winners if better else None for place in range(len(done))]
         print_json([_document(variant, is_best) for variant, is_best in zip(done, marks, strict=True)])
         return
+    if not done:
+        return
     columns = _COLUMNS | ({metric: metric.upper()} if metric and metric not in _COLUMNS else {})
     if metric and better:
         columns[metric] += f" {ARROWS[better]}"
-    paths = list(done[0].values) if done else []
-    headings = [*(short(path).upper() for path in paths), "STATE", "JOB", *columns.values(), "REASON"]
+    given = [short(path).upper() for path in done[0].values]
+    headings = [*given, "STATE", "JOB", *columns.values(), "REASON"]
     rows = [_row(one, list(columns), metric if place in winners else None) for place, one in enumerate(done)]
     # The speed is of least use if the sweep is about another metric. `rolecall show` has the reason, too.
     drop = [*(heading for name, heading in columns.items() if name != (metric or SAMPLES_PER_S)), "REASON"]
-    print_table([escape(heading) for heading in headings], rows, drop=drop, shorten={"REASON": _REASON_CHARS})
+    shorten = dict.fromkeys(given, _VALUE_CHARS) | {"REASON": _REASON_CHARS}
+    print_table([escape(heading) for heading in headings], rows, drop=drop, shorten=shorten)
 
 
 def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[str]:
