@@ -29,7 +29,7 @@ def test_the_nodes_that_have_registered_are_counted_until_all_have(
     said = StringIO()
     monkeypatch.setattr(local, "_live_nodes", lambda _: answers.pop(0))
     monkeypatch.setattr(local, "err", Terminal(file=said, force_terminal=is_terminal, color_system=None, width=80))
-    monkeypatch.setattr(local, "PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(local, "_LINE_EVERY_S", 0.0)
     programs = [SupervisedProgram(name, (), {}, Path("log")) for name in ("master", "a", "b")]
     local._wait_until_ready(  # pyright: ignore[reportPrivateUsage]
         cast(Supervisor, Starting()), Connection("http://127.0.0.1:9", "token"), programs

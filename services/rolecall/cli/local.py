@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.text import Text
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.follow import PLAIN_EVERY_S
 from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
 from rolecall.client.connection import Connection, forget, store, stored, write_secret
@@ -37,6 +36,7 @@ _START_S = 180.0
 _GRACE_S = 5.0
 _LOG_LINES = 20
 _MAX_NAMES = 4
+_LINE_EVERY_S = 5.0
 _PORTS = 8192
 
 Count = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role, with one slot each.")]
@@ -233,7 +233,7 @@ def _progress() -> Generator[Callable[[str], None]]:
 
     def show(text: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= PLAIN_EVERY_S:
+        if time.monotonic() - last >= _LINE_EVERY_S:
             err.print(text, markup=False)
             last = time.monotonic()
 
