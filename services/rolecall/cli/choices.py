@@ -6,10 +6,7 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from rolecall.cli.output import cut
 from rolecall.spec.similar import most_similar
-
-_GIVEN_CHARS = 60
 
 
 class Commands(TyperGroup):
@@ -31,7 +28,7 @@ def _explain(error: typer.BadParameter) -> str:
     if not isinstance(cause, ValidationError) or error.param is None or error.ctx is None:
         return error.message
     problem = cause.errors()[0]
-    given = repr(cut(str(problem["input"]), _GIVEN_CHARS))
+    given = repr(str(problem["input"]))
     if wrong := _wrong_number(problem["type"]):
         return f"{given} is {wrong}{_range(error.param)}"
     # Only choices have values for the completion of a shell that don't depend on a cluster.
