@@ -39,7 +39,10 @@ def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
     assert all(jobs)
     refused = run(cluster, "delete", jobs[0])
     assert refused.code == 5
-    assert "--force" in refused.err
+    assert refused.err == (
+        f"rolecall: job {jobs[0]} is queued and can't be deleted; cancel it first, or add --force (?force=true), which "
+        "cancels it and deletes it when it has ended\n"
+    )
     assert run(cluster, "delete", jobs[0], "--force").code == 0
     assert run(cluster, "show", jobs[0]).code == 4
     for job in jobs[1:]:

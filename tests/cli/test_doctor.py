@@ -28,6 +28,7 @@ from rolecall import __version__, landlock
 from rolecall.cli import doctor as command
 from rolecall.cli.app import app
 from rolecall.spec.access import Scope
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.role import Role
 
 from .command import run, run_at
@@ -264,7 +265,7 @@ async def test_a_node_without_landlock_is_shown_by_doctor_and_nodes(
         await node.beat()
         doctor, nodes = await run_at(master, "doctor"), await run_at(master, "nodes")
     assert re.search(
-        r"trainer-0 +sandbox +warning +its kernel has no Landlock, .* not confined +run a kernel", doctor.out
+        r"warning +trainer-0, sandbox: its kernel has no Landlock, .* not confined; remedy: run a kernel", doctor.out
     )
     assert "warning trainer-0: its kernel has no Landlock, so its workers are not confined; run a kernel" in nodes.out
 
@@ -325,11 +326,33 @@ def test_ok_findings_are_grouped_unless_all_are_requested(cluster: Cluster) -> N
     )
     nodes = len(cluster.pids) - 1
     # Of a node's own findings, only `clock` is ok on every test machine: for example, a disk can be full.
-    assert [line.split()[:4] for line in short if " clock " in line] == [[f"{nodes}", "nodes", "clock", "ok"]]
-    assert [line.split()[1] for line in short if " ping " in line] == ["pairs"]
-    assert sum(" clock " in line for line in full) == nodes
-    assert sum(" ping " in line for line in full) == nodes * (nodes - 1) // 2
-    assert short[-1] == full[-1], "the sums count all"
+    assert [line.split()[:3] for line in short if " clock," in line] == [["ok", f"{nodes}", "nodes:"]]
+    assert [line.split()[2] for line in short if " ping," in line] == ["pairs:"]
+    assert sum(", clock: " in line for line in full) == nodes
+    assert sum(", ping: " in line for line in full) == nodes * (nodes - 1) // 2
+    assert len(short) < len(full) / 2
+    assert short[-1] == f"{full[-1]}; --all shows each", "the sums count all"
+
+
+def test_what_passed_is_summarized_by_subject() -> None:
+    findings = [
+        *(NodeFinding(nodes=("the master",), check=check, level=Level.OK, message="") for check in ("disk", "token")),
+        NodeFinding(nodes=("the master",), check="retention", level=Level.WARNING, message=""),
+        *(NodeFinding(nodes=(name,), check="clock", level=Level.OK, message="") for name in "abc"),
+        *(NodeFinding(nodes=(name,), check="gpus", level=Level.OK, message="") for name in "ab"),
+        *(NodeFinding(nodes=(name,), check="shm", level=Level.OK, message="") for name in "abc"),
+        NodeFinding(nodes=("a",), check="disk", level=Level.OK, message=""),
+        NodeFinding(nodes=("b",), check="disk", level=Level.ERROR, message=""),
+        *(NodeFinding(nodes=pair, check="reach", level=Level.OK, message="") for pair in (("a", "b"), ("b", "c"))),
+        NodeFinding(nodes=("a", "b", "c"), check="torch", level=Level.OK, message=""),
+    ]
+    assert dict(command.passed(findings)) == {
+        "the master": ["disk", "token"],
+        "3 nodes": ["clock", "shm", "torch"],
+        "2 nodes": ["gpus"],
+        "a": ["disk"],
+        "2 pairs": ["reach"],
+    }
 
 
 def test_nodes_can_be_selected_and_unknown_names_are_errors(cluster: Cluster) -> None:

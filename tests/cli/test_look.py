@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import zipfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -84,7 +85,7 @@ async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: 
     await _watch(master, second)
     deleted = await run_at(master, "delete", first, "toy-none", second, "--force", "--json")
     assert (deleted.code, json.loads(deleted.out)) == (4, {"deleted": [first, second]})
-    assert "job toy-none is not deleted" in deleted.err
+    assert "there is no job 'toy-none'" in deleted.err
     assert (await run_at(master, "events", first)).code == 4
 
 
@@ -170,6 +171,8 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert document["metrics"]["validation_auc"] == [0.5, 0.75]
     assert document["metrics"]["test_auc"] == [0.5, None]
     shown = [text.split() for text in (await run_at(master, "compare", first, second)).out.splitlines()]
+    assert shown[0] == ["DIFFERENCE", first, second]
+    assert ["state", "succeeded", "running"] in shown
     assert ["steps", "3", "5"] in shown
     assert ["name", "job", "[3]", "job", "[5]"] in shown
     assert ["validation_auc", "0.5000", "0.7500"] in shown
@@ -183,6 +186,17 @@ async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -
     assert "a" * 59 + "…" in shown
     assert "a" * 60 not in shown
     assert "a" * 100 in (await run_at(master, "compare", *ids, "--json")).out
+
+
+async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
+    first, second, other = [
+        (await master.submit(roles=ONE_TRAINER, name="same", params={"steps": steps}))["id"] for steps in (3, 3, 5)
+    ]
+    same = (await run_at(master, "compare", first, second)).out.splitlines()
+    assert same[0] == "the jobs have the same state, name, workload, roles and parameters"
+    assert same[2].split() == ["METRIC", first, second]
+    shown = [text.split() for text in (await run_at(master, "compare", first, other)).out.splitlines()]
+    assert shown[:3] == [["DIFFERENCE", first, other], ["steps", "3", "5"], []]
 
 
 async def _logs(master: Client, job: str) -> None:
@@ -213,6 +227,48 @@ async def _top(master: Client, job: str) -> None:
         assert "step 3/5, epoch 1, loss 0.3333, validation_auc 0.7500 (↑ is better)" in view
     document = json.loads((await run_at(master, "top", "--json")).out)
     assert ([one["id"] for one in document["jobs"]], len(document["nodes"])) == ([job], 1)
+
+
+async def add_artifact(master: Client, job: str, name: str) -> None:
+    """Store an artifact of 7 bytes."""
+    stored = await master.worker("PUT", job, 1, f"/attempts/1/blobs/{name}", content=b"content")
+    notice = {"name": name, **stored.json()}
+    assert (await master.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
+
+
+@pytest.mark.parametrize("width", [45, 70])
+async def test_nodes_and_artifacts_fit_a_narrow_terminal(
+    master: Client, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    await add_artifact(master, job, "model.zip")
+    sent = io.StringIO()
+    terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
+    monkeypatch.setattr("rolecall.cli.output.out", terminal)
+    for command in (("nodes",), ("artifacts", job)):
+        assert (await run_at(master, *command)).code == 0
+    nodes, one, artifacts, file = [text.rstrip() for text in sent.getvalue().splitlines()]
+    assert ("HEARTBEAT" in nodes, "VERSION" in nodes) == (width == 70, False)
+    assert one.startswith("trainer-0")
+    assert artifacts.split() == ["NAME", "BYTES", "SHA256"]
+    assert file.startswith("model.zip  7      ")
+    assert file.endswith("…")
+    assert max(map(len, (nodes, one, artifacts, file))) <= width
+
+
+async def test_a_download_says_what_it_wrote_and_prints_the_path_for_scripts(master: Client, tmp_path: Path) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    await add_artifact(master, job, "model.zip")
+    await master.checkpoint(job, 1, 2)
+    path = tmp_path / "a [1].zip"
+    for command in (("artifacts", job, "model.zip"), ("checkpoints", job, "--download")):
+        done = await run_at(master, *command, "-o", str(path))
+        assert (done.code, done.out) == (0, f"{path}\n")
+        assert re.fullmatch(rf"wrote \d+ B to {re.escape(str(path))}\n", done.err)
 
 
 def screen() -> Terminal:

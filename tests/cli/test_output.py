@@ -11,7 +11,7 @@ from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
 from rolecall.cli import follow, metrics
 from rolecall.cli.jobs import job_table
-from rolecall.cli.output import Terminal, goodput, make_table, progress, roles
+from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
@@ -102,7 +102,7 @@ def test_the_rows_of_metrics_fit_into_a_narrow_terminal() -> None:
     for width in (80, 300):
         sent = StringIO()
         terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=width)
-        terminal.print(make_table(metrics.HEADINGS, metrics.curve_rows(found, width)))
+        terminal.print(make_table(metrics.HEADINGS, metrics.curve_rows(found, width), terminal))
         assert len(sent.getvalue().splitlines()) == 3, sent.getvalue()
 
 
@@ -122,22 +122,23 @@ def test_a_narrow_terminal_shows_the_state_and_the_remaining_time(monkeypatch: p
 def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
     sent = StringIO()
     row = ("embedding-ddp-849f68de", "a name of a job", "a reason of many words that needs more than one line")
-    Terminal(file=sent, width=60).print(make_table(("ID", "NAME", "PROGRESS"), [row]))
+    terminal = Terminal(file=sent, width=60)
+    terminal.print(make_table(("ID", "NAME", "PROGRESS"), [row], terminal))
     assert "embedding-ddp-849f68de" in sent.getvalue()
     assert max(map(len, sent.getvalue().splitlines())) < 80
 
 
 @pytest.mark.parametrize(
-    ("columns", "headings", "lines"),
+    ("columns", "headings"),
     [
-        (40, ["ID", "STATE", "AGE", "PROGRESS"], 100),
-        (80, ["ID", "STATE", "AGE", "PROGRESS"], 8),
-        (120, ["ID", "NAME", "STATE", "AGE", "PROGRESS"], 6),
-        (160, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"], 5),
-        (200, ["ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"], 5),
+        (40, ["ID", "STATE", "AGE", "PROGRESS"]),
+        (80, ["ID", "STATE", "AGE", "PROGRESS"]),
+        (120, ["ID", "NAME", "STATE", "AGE", "PROGRESS"]),
+        (160, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]),
+        (200, ["ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"]),
     ],
 )
-def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str], lines: int) -> None:
+def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str]) -> None:
     newest = {"roles": {}, "priority": 0, "started_at": None, "ended_at": None, "created_at": datetime.now(UTC)}
     jobs = [
         JobOverview(
@@ -167,6 +168,37 @@ def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str], l
     terminal.print(job_table(terminal, jobs, {job.workload: () for job in jobs}))
     shown = sent.getvalue().splitlines()
     assert shown[0].split() == headings if columns > 40 else shown[0].startswith("ID")
-    assert [line.split()[0] for line in shown[1:] if not line.startswith(" ")] == [job.id for job in jobs]
-    assert len(shown) <= lines
+    assert [line.split()[0] for line in shown[1:]] == [job.id for job in jobs]
+    assert "  step 1" in shown[1] or columns == 40
     assert max(map(len, shown)) <= max(columns, 60)
+
+
+def test_a_table_fits_a_terminal_and_ids_are_whole() -> None:
+    headings, widths = ("ID", "SPEED", "REASON", "NOTE"), (20, 10, 50, 30)
+    drop, shorten = ("SPEED", "NOTE"), {"REASON": 30, "NOTE": 10}
+    found = {size: fitting(headings, widths, size, drop, shorten) for size in (116, 90, 70, 60, 40, 10)}
+    assert found == {
+        116: {0: 20, 1: 10, 2: 50, 3: 30},
+        90: {0: 20, 1: 10, 2: 30, 3: 24},
+        70: {0: 20, 2: 30, 3: 16},
+        60: {0: 20, 2: 38},
+        40: {0: 20, 2: 18},
+        10: {0: 20, 2: 8},
+    }
+
+
+def test_what_is_no_terminal_gets_everything() -> None:
+    row = ("a" * 300, "b" * 300)
+    for width, whole in ((80, False), (_UNBOUNDED, True)):
+        sent = StringIO()
+        terminal = Terminal(file=sent, highlight=False, width=width)
+        terminal.print(make_table(("NAME", "NOTE"), [row], terminal, drop=("NOTE",), shorten={"NAME": 10}))
+        assert [word.rstrip() for word in sent.getvalue().split()][-1] == (row[1] if whole else "a" * 79 + "…")
+        assert terminal.is_bounded != whole
+
+
+def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
+    scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
+    newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
+    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.5000, 4s left, validation_loss 4.1948 ↓"

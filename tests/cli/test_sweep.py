@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 
-from rolecall.cli import sweep
-from rolecall.cli.variants import variants
+from rolecall.cli import output, sweep
+from rolecall.cli.output import Terminal
+from rolecall.cli.variants import direction, variants
 from rolecall.client import Client, Unauthorized, Unreachable
 from rolecall.client.connection import Connection
 from rolecall.spec.job import JobDocument
 
+from .test_variants import DECLARED, measured
 from .test_variants import run as ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -51,15 +54,19 @@ def test_a_failed_job_is_shown_with_its_reason_and_the_others_run(cluster: Clust
     code, table, errors = run(cluster, tiny_job(rows), *options, "--repeat", "2")
     assert code == 1, errors
     heading, failed, succeeded = table.splitlines()
-    assert heading.split() == ["DATA.TRAIN", "STATE", "SECONDS", "SAMPLES/S", "VALIDATION_AUC", "REASON"]
-    assert failed.split()[:6] == [str(nowhere), "2", "failed", "-", "-", "-"]
+    names = ["DATA.TRAIN", "STATE", "JOB", "SECONDS", "SAMPLES/S", "VALIDATION_AUC", "↑", "REASON"]
+    assert heading.split() == names
+    assert failed.split()[:3] == [str(nowhere), "2", "failed"]
+    assert failed.split()[5:8] == ["-", "-", "-"]
+    assert "(best)" not in table, "there is nothing to compare"
     assert failed.count(f"{nowhere} does not exist") == 2
     listed = cluster.client.get("/jobs?limit=4").raise_for_status().json()["jobs"]
     newest = [cluster.client.get(f"/jobs/{job['id']}").raise_for_status().json() for job in listed]
     assert [job["state"] for job in newest] == ["succeeded", "failed"] * 2, "the rounds alternate"
     aucs = [job["result"]["validation_auc"] for job in newest if job["state"] == "succeeded"]
-    path, count, state, seconds, *_, auc, _, deviation = succeeded.split()
+    path, count, state, first, second, seconds, *_, auc, _, deviation = succeeded.split()
     assert (path, count, state) == (str(rows), "2", "succeeded")
+    assert [first, second] == [f"{newest[2]['id']},", newest[0]["id"]]
     assert 0 < float(seconds) < 60
     assert float(auc) == pytest.approx(fmean(aucs), abs=1e-4)
     assert float(deviation) == pytest.approx(stdev(aucs), abs=1e-4)
@@ -77,6 +84,7 @@ def test_an_unknown_metric_ends_the_sweep_and_the_runs_so_far_are_printed(cluste
     assert "validation_auc" in errors
     (variant,) = json.loads(document)
     assert variant["values"] == {"params.seed": 1}
+    assert variant["best"] is False, "there is nothing to compare"
     assert [one["state"] for one in variant["runs"]] == ["succeeded"]
     assert variant["runs"][0]["metrics"]["samples_per_s"] > 100
     assert jobs(cluster) == before + 1
@@ -84,6 +92,8 @@ def test_an_unknown_metric_ends_the_sweep_and_the_runs_so_far_are_printed(cluste
 
 def test_a_refused_job_ends_the_sweep(cluster: Cluster, rows: Path) -> None:
     before = jobs(cluster)
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64")
+    assert (code, table) == (5, ""), "there is no row"
     code, document, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64", "--json")
     assert (code, json.loads(document)) == (5, [])
     assert "batch_size=-1: the master refuses the request:\n  params.batch_size: " in errors
@@ -119,8 +129,43 @@ def test_ctrl_c_cancels_the_running_job_and_prints_the_table(cluster: Cluster, r
             process.kill()
     assert process.returncode == 130
     assert f"job {job} is cancelled" in errors
-    assert table.splitlines()[1].split()[:2] == ["1", "stopping"]
+    assert table.splitlines()[1].split()[:3] == ["1", "stopping", job]
     cluster.wait_for(job, "cancelled", 20)
+
+
+@pytest.mark.parametrize(("metric", "winners"), [("test_loss", [False, True]), ("test_auc", [True, False])])
+def test_the_best_value_is_marked_in_the_direction_that_the_workload_declares(
+    metric: str, winners: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = measured(
+        [("params.lr", (0.1, 0.2))], [ended(test_loss=0.5, test_auc=0.9)], [ended(test_loss=0.4, test_auc=0.8)]
+    )
+    better = direction(DECLARED, metric)
+    sweep._print(done, metric, better, as_json=False)  # pyright: ignore[reportPrivateUsage]
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split()[-3:] == [metric.upper(), "↓" if better == "lower" else "↑", "REASON"]
+    assert ["(best)" in row for row in rows] == winners
+    assert [row.split()[:3] for row in rows] == [["0.1", "succeeded", "w-1"], ["0.2", "succeeded", "w-1"]]
+    sweep._print(done, metric, better, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    assert [one["best"] for one in json.loads(capsys.readouterr().out)] == winners
+
+
+def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ended("failed").model_copy(update={"id": "rnn-lm-9e59f7cf", "reason": "it has a reason of many words"})
+    good = [ended(test_loss=0.5, wall_s=12.3, samples_per_s=20_000.5) for _ in range(2)]
+    done = measured([("params.optimizer", ("a" * 50, "b" * 50))], [failed], good)
+    for width in (80, 120):
+        sent = StringIO()
+        terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
+        for module in (output, sweep):
+            monkeypatch.setattr(module, "out", terminal)
+        sweep._print(done, "test_loss", "lower", as_json=False)  # pyright: ignore[reportPrivateUsage]
+        heading, *rows = [line.rstrip() for line in sent.getvalue().splitlines()]
+        assert max(map(len, (heading, *rows))) <= width
+        assert [row.split()[0][-1] for row in rows[:2]] == ["…", "…"]
+        assert "rnn-lm-9e59f7cf" in rows[0]
+        assert ("REASON" in heading, "it has a reason" in rows[0]) == ((width == 120),) * 2
+        assert [row.split()[3] for row in rows[1:2]] + [row.strip() for row in rows[2:]] == ["w-1", "w-1"]
 
 
 class LosingAnswers(Client):

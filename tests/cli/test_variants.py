@@ -8,12 +8,23 @@ from typing import Any
 import pytest
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.variants import Variant, chart, metrics, variants
+from rolecall.cli.variants import Variant, best, chart, direction, metrics, variants
 from rolecall.client.chart import Point, svg
+from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument
+from rolecall.spec.metric import EVALUATED, Metric
 
 JOB = {"workload": "w", "params": {"lr": 0.1}}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DECLARED = [
+    MetricDocument.model_validate(one, from_attributes=True)
+    for one in (
+        Metric("loss", "Loss.", direction="lower", splits=EVALUATED),
+        Metric("auc", "Area.", direction="higher", splits=EVALUATED),
+        Metric("observer_{index}_return", "Return.", direction="higher"),
+        Metric("steps", "Steps."),
+    )
+]
 
 
 def run(state: str = "succeeded", progress: dict[str, Any] | None = None, /, **result: Any) -> JobDocument:
@@ -83,6 +94,23 @@ def test_only_runs_that_succeeded_count() -> None:
     assert variant.spread("y") is None
     (single,) = measured([("a", (1,))], [run(x=1.0)])
     assert single.spread("x").deviation is None  # type: ignore[union-attr]
+
+
+def test_the_direction_of_a_metric_is_the_one_that_the_workloads_declare() -> None:
+    names = ("test_loss", "validation_auc", "observer_3_return", "steps", "unknown")
+    assert [direction(DECLARED, name) for name in names] == ["lower", "higher", "higher", None, None]
+    other = MetricDocument.model_validate(
+        Metric("loss", "Loss.", direction="higher", splits=EVALUATED), from_attributes=True
+    )
+    assert direction([*DECLARED, other], "test_loss") is None, "two workloads declare different ones"
+
+
+def test_the_best_variants_have_the_best_mean_of_those_with_a_value() -> None:
+    runs = [run(x=1.0), run(x=5.0)], [run(x=2.0)], [run("failed", x=0.0)], [run(x=3.0)], []
+    done = measured([("a", (1, 2, 3, 4, 5))], *(list(one) for one in runs))
+    assert best(done, "x", "lower") == [1]
+    assert best(done, "x", "higher") == [0, 3], "means that are equal"
+    assert best(done[1:3], "x", "lower") == [], "there is nothing to compare"
 
 
 def test_the_chart_has_the_first_setting_as_its_axis_and_the_others_as_series() -> None:

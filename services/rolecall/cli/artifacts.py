@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import out, print_json, print_table
+from rolecall.cli.output import print_json, print_table, print_written
 
+_DIGEST_CHARS = 12
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
 To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default NAME.")]
 
@@ -22,10 +23,11 @@ def artifacts(  # noqa: PLR0917 - the command line is the signature
         if name:
             path = output or Path(Path(name).name)
             client.download(job, name, path)
-            print_json({"name": name, "path": str(path)}) if json else out.print(str(path))
+            print_json({"name": name, "path": str(path)}) if json else print_written(path)
             return
         found = client.artifacts(job)
         if json:
             print_json(client.raw)
             return
-    print_table(("NAME", "BYTES", "SHA256"), [(one.name, str(one.size), one.sha256) for one in found])
+    rows = [(one.name, str(one.size), one.sha256) for one in found]
+    print_table(("NAME", "BYTES", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS})

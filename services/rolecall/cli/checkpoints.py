@@ -7,7 +7,7 @@ import typer
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, out, print_json, print_table, size
+from rolecall.cli.output import age, print_json, print_table, print_written, size
 from rolecall.spec.api import Checkpoint
 
 Download = Annotated[bool, typer.Option("--download", help="Download the newest checkpoint as a ZIP archive.")]
@@ -37,7 +37,7 @@ def checkpoints(  # noqa: PLR0917 - the command line is the signature
             chosen = found[0].manifest.step if step is None else step
             path = output or Path(f"{Path(job).name}-step-{chosen}.zip")
             client.download_checkpoint(job, chosen, path)
-            print_json({"step": chosen, "path": str(path)}) if json else out.print(str(path))
+            print_json({"step": chosen, "path": str(path)}) if json else print_written(path)
             return
     if json:
         print_json(raw)

@@ -1,4 +1,4 @@
-"""Errors about options that take one of several values."""
+"""Errors about the values of options: choices and numbers."""
 
 from typing import Any
 
@@ -10,7 +10,10 @@ from rolecall.spec.similar import most_similar
 
 
 class Commands(TyperGroup):
-    """Commands whose errors about a wrong choice name the valid ones, and the most similar one."""
+    """Commands whose errors about a wrong value name the valid ones.
+
+    An error about a choice also names the most similar one.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -25,6 +28,9 @@ def _explain(error: typer.BadParameter) -> str:
     if not isinstance(cause, ValidationError) or error.param is None or error.ctx is None:
         return error.message
     problem = cause.errors()[0]
+    given = repr(str(problem["input"]))
+    if wrong := _wrong_number(problem["type"]):
+        return f"{given} is {wrong}{_range(error.param)}"
     # Only choices have values for the completion of a shell that don't depend on a cluster.
     valid = (
         [item.value for item in error.param.shell_complete(error.ctx, "")] if problem["type"] == "value_error" else []
@@ -33,4 +39,27 @@ def _explain(error: typer.BadParameter) -> str:
         return error.message.removeprefix("Value error, ")
     near = most_similar(str(problem["input"]), valid)
     hint = f"did you mean {near!r}? " if near else ""
-    return f"there is no {str(problem['input'])!r}; {hint}valid: {', '.join(valid)}"
+    return f"there is no {given}; {hint}valid: {', '.join(valid)}"
+
+
+def _wrong_number(kind: str) -> str | None:
+    """The problem of a number, for pydantic's type of error; None for errors about other values."""
+    match kind.partition("_")[0]:
+        case "int":
+            return "not a whole number"
+        case "float":
+            return "not a number"
+        case "greater" | "less":
+            return "out of range"
+        case _:
+            return None
+
+
+def _range(param: Any) -> str:
+    """The valid numbers of an option, as the end of a message; empty if all are valid."""
+    least, most = getattr(param, "min", None), getattr(param, "max", None)
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f"; valid: {least} or more"
+    return f"; valid: up to {most}" if least is None else f"; valid: {least} to {most}"

@@ -1,5 +1,6 @@
 """`rolecall compare`: the parameters and results in which jobs differ."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ JobIds = Annotated[
 
 
 def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show the parameters in which jobs differ, and their final metrics side by side."""
+    """Show in what jobs differ (state, name, workload, roles, parameters), and all final metrics side by side."""
     if len(jobs) < 2:
         raise CommandError(Exit.USAGE, "compare needs the ids of two or more jobs, from `rolecall jobs`")
     with connect(url, token) as client:
@@ -40,21 +41,21 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
             }
         )
         return
-    headings = ("", *(escape(job.id) for job in found))
-    _print(headings, [("name", [job.name for job in found]), *fields], found)
+    ids = [escape(job.id) for job in found]
+    if rows := list(_rows(fields, found)):
+        print_table(("DIFFERENCE", *ids), rows)
+    else:
+        out.print("the jobs have the same state, name, workload, roles and parameters")
     out.print()
     rows = [(escape(name), *(number(one[name]) if name in one else "-" for one in scores)) for name in names]
-    print_table(("METRIC", *headings[1:]), rows)
+    print_table(("METRIC", *ids), rows)
 
 
-def _print(headings: tuple[str, ...], fields: list[tuple[str, list[str | None]]], found: list[JobDocument]) -> None:
-    rows = [("state", *(state(job) for job in found))]
-    rows += [
-        (
-            escape(name.removeprefix("params.")),
-            *("-" if value is None else escape(cut(value, _CHARS)) for value in values),
-        )
-        for name, values in fields
-        if any(values)
-    ]
-    print_table(headings, rows)
+def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDocument]) -> Iterator[tuple[str, ...]]:
+    """The state, the name and the other fields, each only if the jobs differ in it."""
+    if len({job.state for job in found}) > 1:
+        yield ("state", *(state(job) for job in found))
+    names: list[str | None] = [job.name for job in found]
+    for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
+        cells = ("-" if value is None else escape(cut(value, _CHARS)) for value in values)
+        yield (escape(name.removeprefix("params.")), *cells)

@@ -62,7 +62,9 @@ def delete(  # noqa: PLR0917 - the command line is the signature
                     client.delete(job, force=force)
                 except (UnknownName, Refused) as error:
                     errors.append(error)
-                    err.print(f"[red]rolecall:[/] job {escape(job)} is not deleted: {escape(str(error))}")
+                    # Almost all answers name the job and say that it can't be deleted.
+                    said = str(error) if job in str(error) else f"job {job} is not deleted: {error}"
+                    err.print(f"[red]rolecall:[/] {escape(said)}")
                     continue
                 deleted.append(job)
                 if not json:

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from json import dumps
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -41,7 +41,7 @@ _ERRORS: dict[type[ClientError], tuple[str, str]] = {
 _STORAGE_REMEDY = "check the master's database (ROLECALL_DATABASE_URL) and the master's log"
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to examine; by default all.")]
-All = Annotated[bool, typer.Option("--all", "-a", help="Also show each node and pair without problems.")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Show each finding, also those without problems.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")]
 
 
@@ -49,8 +49,8 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
     """Examine the cluster, and show a remedy for each problem.
 
     Checks the connection to the master, collects the findings of every node, and runs a job of the workload
-    `preflight`, which tests and measures the connections between the nodes. Other jobs continue. The exit code is 1 if
-    there is an error, and 0 otherwise.
+    `preflight`, which tests and measures the connections between the nodes. Other jobs continue. Shows the problems,
+    and the names of the checks that found none. The exit code is 1 if there is an error, and 0 otherwise.
     """
     findings: list[NodeFinding] = []
     try:
@@ -235,34 +235,45 @@ def _headline(error: ClientError) -> str:
 
 
 def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
-    rows = [_row(finding) for finding in findings] if every else list(_grouped_rows(findings))
-    print_table(("WHERE", "CHECK", "LEVEL", "MESSAGE", "REMEDY"), rows)
+    shown = findings if every else [finding for finding in findings if finding.level is not Level.OK]
+    rows = [(_level(finding.level), _text(finding)) for finding in shown]
+    if not every:
+        rows += [(_level(Level.OK), escape(f"{where}: {', '.join(checks)}")) for where, checks in passed(findings)]
+    print_table(("LEVEL", "FINDING"), rows)
     levels = Counter(finding.level for finding in findings)
-    out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}")
+    hint = "" if every else "; --all shows each"
+    out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}{hint}")
 
 
-def _grouped_rows(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]:
-    """One row for each problem, and one row per check for several nodes or pairs without problems."""
-    counts = Counter(group for finding in findings if (group := _group(finding)))
+def passed(findings: Sequence[NodeFinding]) -> Iterable[tuple[str, Sequence[str]]]:
+    """The checks without problems, by their subject: this shell, the master, and the number of nodes or pairs."""
+    subjects: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        group = _group(finding)
-        if group is None or counts[group] == 1:
-            yield _row(finding)
-        elif count := counts.pop(group, 0):
-            check, members = group
-            yield f"{count} {members}", check, _level(Level.OK), "no problems; --all shows each", ""
+        if finding.level is Level.OK:
+            subjects.setdefault((finding.check, _kind(finding)), []).append(_where(finding))
+    found: dict[str, list[str]] = {}
+    for (check, kind), names in subjects.items():
+        found.setdefault(names[0] if len(names) == 1 else f"{len(names)} {kind}", []).append(check)
+    return found.items()
 
 
-def _group(finding: NodeFinding) -> tuple[str, str] | None:
-    """The check and the kind of subject by which `ok` findings are grouped; None for other findings."""
-    if finding.level is not Level.OK or finding.nodes[0] in {_HERE, _MASTER}:
-        return None
-    return finding.check, {1: "nodes", 2: "pairs"}.get(len(finding.nodes), "groups")
+def _kind(finding: NodeFinding) -> str:
+    """The kind of subjects that are counted together."""
+    if finding.nodes[0] in {_HERE, _MASTER}:
+        return finding.nodes[0]
+    return {1: "nodes", 2: "pairs"}.get(len(finding.nodes), "groups")
 
 
-def _row(finding: NodeFinding) -> tuple[str, ...]:
-    where = f"{len(finding.nodes)} nodes" if len(finding.nodes) > _MAX_NAMES else " - ".join(finding.nodes)
-    return escape(where), finding.check, _level(finding.level), escape(finding.message), escape(finding.remedy)
+def _where(finding: NodeFinding) -> str:
+    return f"{len(finding.nodes)} nodes" if len(finding.nodes) > _MAX_NAMES else " - ".join(finding.nodes)
+
+
+def _text(finding: NodeFinding) -> str:
+    """Subject, check, observation and remedy. Except on a terminal, they are one line."""
+    parts = [f"{_where(finding)}, {finding.check}: {finding.message}"]
+    if finding.remedy:
+        parts.append(f"remedy: {finding.remedy}")
+    return escape(("\n" if out.is_bounded else "; ").join(parts))
 
 
 def _level(level: Level) -> str:

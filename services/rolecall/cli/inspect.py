@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import err, out, print_json
+from rolecall.cli.output import err, out, print_json, print_written
 from rolecall.client import Client
 from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
 from rolecall.spec.role import Role
@@ -44,7 +44,7 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
     with connect(url, token) as client:
         client.save_timeline(job, {"format": form} | ({} if steps is None else {"steps": steps}), path)
-    print_json({"format": form, "path": str(path)}) if json else out.print(str(path))
+    print_json({"format": form, "path": str(path)}) if json else print_written(path)
 
 
 def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -89,7 +89,7 @@ def profile(  # noqa: PLR0917 - the command line is the signature
             path = Path(f"{Path(job).name}-{Path(worker.artifact).name}")
             client.download(job, worker.artifact, path)
             if not json:
-                out.print(str(path))
+                print_written(path)
 
 
 def _await_artifact(client: Client, job: str, name: str, before: str | None, deadline: float) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state, width
+from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
@@ -21,8 +21,8 @@ State = Annotated[
 ]
 _DROPPED = ("WORKLOAD", "OWNER", "NAME")
 """The columns that a narrow terminal omits, the first one first: an ID begins with the workload."""
-_PROGRESS_WIDTH = 40
-"""Columns are omitted until this many of the terminal's remain for the progress."""
+_PROGRESS_CHARS = 40
+"""Columns are omitted until this many characters of the progress have room."""
 Workload = Annotated[str | None, typer.Option("--workload", help="Only jobs of this workload.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs with this text in their name.")]
 Label = Annotated[
@@ -58,36 +58,26 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 def job_table(
     terminal: Terminal, jobs: Sequence[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]
 ) -> Table:
-    """The jobs in the columns for which the terminal has room. Only the progress can need several lines."""
-    columns = {
-        "ID": [job.id for job in jobs],
-        "NAME": [escape(cut(job.name, NAME_CHARS) if terminal.is_terminal else job.name) for job in jobs],
-        "OWNER": [escape(job.owner) for job in jobs],
-        "WORKLOAD": [job.workload for job in jobs],
-        "STATE": [state(job) for job in jobs],
-        "AGE": [age(job.created_at) for job in jobs],
-        "PROGRESS": [escape(_progress(job, declared[job.workload])) for job in jobs],
-    }
-    if terminal.is_terminal:
-        columns = _fitting(columns, terminal.width)
-    table = make_table(tuple(columns), zip(*columns.values(), strict=True))
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    return table
+    """The jobs in the columns for which the terminal has room, each on one line."""
+    rows = [
+        (
+            job.id,
+            escape(cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name),
+            escape(job.owner),
+            job.workload,
+            state(job),
+            age(job.created_at),
+            escape(_progress(job, declared[job.workload], is_brief=terminal.is_bounded)),
+        )
+        for job in jobs
+    ]
+    headings = ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS")
+    return make_table(headings, rows, terminal, drop=_DROPPED, shorten={"PROGRESS": _PROGRESS_CHARS})
 
 
-def _fitting(columns: Mapping[str, list[str]], available: int) -> dict[str, list[str]]:
-    """The columns that leave enough of the terminal's width for the progress."""
-    widths = {name: max(map(width, (name, *cells))) + 2 for name, cells in columns.items() if name != "PROGRESS"}
-    omitted = set[str]()
-    for name in _DROPPED:
-        if sum(size for other, size in widths.items() if other not in omitted) + _PROGRESS_WIDTH <= available:
-            break
-        omitted.add(name)
-    return {name: cells for name, cells in columns.items() if name not in omitted}
-
-
-def _progress(job: JobOverview, declared: Sequence[MetricDocument]) -> str:
+def _progress(job: JobOverview, declared: Sequence[MetricDocument], *, is_brief: bool) -> str:
     """The condition that a queued job waits for, the reason of a failed one, or the progress of another."""
     failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
-    return job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots)
+    return (
+        job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots, is_brief=is_brief)
+    )

@@ -8,13 +8,15 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from json import dumps
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
+from rich.live import Live
+from rich.text import Text
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
@@ -25,6 +27,7 @@ from rolecall.settings.child_environments import for_nodes, without
 from rolecall.settings.private_paths import connection_file
 from rolecall.settings.worker import read_worker
 from rolecall.spec.role import Role
+from rolecall.spec.visible import listed
 from rolecall.supervisor import SupervisedProgram, Supervisor
 
 _HOST = "127.0.0.1"
@@ -32,6 +35,8 @@ _HOST = "127.0.0.1"
 _START_S = 180.0
 _GRACE_S = 5.0
 _LOG_LINES = 20
+_MAX_NAMES = 4
+_LINE_EVERY_S = 5.0
 _PORTS = 8192
 
 Count = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role, with one slot each.")]
@@ -194,26 +199,53 @@ def _command(program: str) -> tuple[str, ...]:
 
 def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: list[SupervisedProgram]) -> None:
     """Wait until every node has registered or a signal arrives. Raises if a program ends before that."""
-    deadline = time.monotonic() + _START_S
-    missing: list[str] = [program.name for program in programs[1:]]
-    with Client(connection) as client:
+    began = time.monotonic()
+    nodes = [program.name for program in programs[1:]]
+    missing, seen = nodes, set[str]()
+    with Client(connection) as client, _progress() as show:
         while missing and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
                 log = ended.program.log
                 lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
                 heading = f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:"
                 raise CommandError(Exit.FAILED, "\n".join([heading, *lines]))
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - began
+            if waited_s > _START_S:
                 raise CommandError(Exit.FAILED, f"not registered after {_START_S:.0f} s: {', '.join(missing)}")
             alive = _live_nodes(client)
-            missing = [name for name in missing if name not in alive]
+            seen |= alive or set()
+            missing = [name for name in nodes if name not in seen]
+            is_starting = alive is None and not seen
+            registered = f"{len(nodes) - len(missing)} of {len(nodes)} nodes are registered"
+            waiting = f"; waiting for {listed(missing, _MAX_NAMES)}" if missing else ""
+            show(f"{waited_s:.0f} s: {'the master is starting' if is_starting else registered + waiting}")
 
 
-def _live_nodes(client: Client) -> set[str]:
+@contextmanager
+def _progress() -> Generator[Callable[[str], None]]:
+    """Shows a text, which a terminal replaces by the next one. Elsewhere, a line follows from time to time."""
+    if err.is_terminal:
+        # Without a thread that refreshes: the kernel could deliver the supervisor's signals to it.
+        with Live(console=err, auto_refresh=False, transient=True) as live:
+            yield lambda text: live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        return
+    last = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_EVERY_S:
+            err.print(text, markup=False)
+            last = time.monotonic()
+
+    yield show
+
+
+def _live_nodes(client: Client) -> set[str] | None:
+    """The names of the live nodes; None if the master doesn't listen yet."""
     try:
         return {node.spec.name for node in client.nodes() if node.alive}
     except Unreachable:
-        return set()  # The master doesn't listen yet.
+        return None
 
 
 def _free_port(port: int) -> int:

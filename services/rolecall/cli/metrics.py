@@ -12,14 +12,12 @@ from rich.markup import escape
 from rolecall.cli.curve import short, sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import out, print_json, print_table, width
+from rolecall.cli.output import GAP, out, print_json, print_table, width
 from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import COORDINATES
 from rolecall.spec.visible import one_line
 
 _CURVE, _SHORTEST_CURVE = 24, 8
-_GAP = 2
-"""The columns of a terminal between two columns of a table."""
 _OTHER_HEADINGS = ("METRIC", "WORKER", "STEP", "LAST", "MIN", "MAX")
 HEADINGS = (*_OTHER_HEADINGS[:2], "CURVE", *_OTHER_HEADINGS[2:])
 _FORMULA = re.compile(r'(^|[\t;])(?=[ "]*[=+\-@\t\uff0b\uff0d\uff1d\uff20])')
@@ -89,7 +87,7 @@ def curve_rows(
     """A row for each curve, which takes what the other columns leave of the terminal's width."""
     others = [_figures(name, worker, [value for _, value in points], points[-1][0]) for name, worker, points in found]
     widths = [max(map(width, column)) for column in zip(_OTHER_HEADINGS, *others, strict=True)]
-    room = terminal_width - sum(widths) - _GAP * len(widths)
+    room = terminal_width - sum(widths) - GAP * len(widths)
     curve = min(_CURVE, max(_SHORTEST_CURVE, room))
     return [
         (*one[:2], sparkline([value for _, value in points], curve), *one[2:])

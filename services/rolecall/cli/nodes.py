@@ -7,6 +7,9 @@ from rolecall.cli.output import out, print_json, print_table
 from rolecall.spec.finding import Level
 from rolecall.spec.node import NodeDocument
 
+_DROPPED = ("VERSION", "CORES", "ADDRESS", "HEARTBEAT", "ROLE")
+"""The columns that a narrow terminal omits, the first one first: a node whose version is wrong has a finding."""
+
 
 def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
     """List the cluster's nodes with their roles and slots, followed by their problems and remedies."""
@@ -16,7 +19,7 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
             print_json(client.raw)
             return
     headings = ("NAME", "ROLE", "SLOTS", "STATE", "HEARTBEAT", "ADDRESS", "CORES", "GPUS", "VERSION")
-    print_table(headings, [_row(node) for node in found])
+    print_table(headings, [_row(node) for node in found], drop=_DROPPED)
     for node in found:
         for finding in node.findings:
             if finding.level is not Level.OK:

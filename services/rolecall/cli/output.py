@@ -5,8 +5,10 @@ Results go to stdout, everything else to stderr.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +25,11 @@ _WHOLE = frozenset({"ID", "JOB", "NODE", "TARGET", "WORKER", "WORKLOAD"})
 _MAX_SCORES = 2
 NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
+GAP = 2
+"""The columns of a terminal between two columns of a table."""
+_NARROWEST = 8
+"""The columns that a shortened column has even if the terminal is too narrow for it."""
+_NO_COLUMNS: Mapping[str, int] = MappingProxyType({})
 
 
 class Terminal(Console):
@@ -31,10 +38,17 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
 
+    @property
+    def is_bounded(self) -> bool:
+        """False for a file or a pipe, which gets all texts in full."""
+        return self.width < _UNBOUNDED
+
 
 out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _UNBOUNDED)
 err = Terminal(stderr=True, highlight=False, soft_wrap=True)
 
+ARROWS = {"higher": "↑", "lower": "↓"}
+"""The directions of better values."""
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
 
 
@@ -44,27 +58,81 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=sys.stdout.isatty()))
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without borders. Except on a terminal, each row is one line."""
-    out.print(make_table(headings, rows))
+def print_written(path: Path) -> None:
+    """Print the path of a file to stdout, for scripts, and its size and folder to stderr."""
+    out.print(str(path), markup=False)
+    err.print(f"wrote {size(path.stat().st_size)} to {path.absolute()}", markup=False)
 
 
-def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without borders. Ids and names are whole and on one line, so that they can be copied."""
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    drop: Sequence[str] = (),
+    shorten: Mapping[str, int] = _NO_COLUMNS,
+) -> None:
+    """Print a table as `make_table` returns it. Except on a terminal, each row is one line with all its texts."""
+    out.print(make_table(headings, rows, out, drop=drop, shorten=shorten))
+
+
+def make_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    terminal: Terminal,
+    *,
+    drop: Sequence[str] = (),
+    shorten: Mapping[str, int] = _NO_COLUMNS,
+) -> Table:
+    """A table without borders. Ids and names are whole and on one line, so that they can be copied.
+
+    With `drop` or `shorten`, each row is one line, also on a narrow terminal. It omits the columns `drop`, the first
+    one first, until the rest has room. The columns `shorten` need room for the given number of characters, and end
+    with … if they are longer than what remains. Without both, other columns than ids and names have several lines.
+    """
     rows = list(rows)
+    columns = [[heading, *(row[place] for row in rows)] for place, heading in enumerate(headings)]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, heading in enumerate(headings):
-        is_whole = heading in _WHOLE
-        least = max((width(row[place]) for row in rows), default=None) if is_whole else None
-        table.add_column(heading, overflow="fold", no_wrap=is_whole, min_width=least)
+    if drop or shorten:
+        kept = fitting(headings, [max(map(width, cells)) for cells in columns], terminal.width, drop, shorten)
+        for place, size in kept.items():
+            table.add_column(headings[place], overflow="ellipsis", no_wrap=True, min_width=size, max_width=size)
+    else:
+        kept = range(len(headings))
+        for heading, *cells in columns:
+            is_whole = heading in _WHOLE
+            least = max(map(width, cells), default=None) if is_whole else None
+            table.add_column(heading, overflow="fold", no_wrap=is_whole, min_width=least)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in kept))
     return table
 
 
+def fitting(
+    headings: Sequence[str], widths: Sequence[int], available: int, drop: Sequence[str], shorten: Mapping[str, int]
+) -> dict[int, int]:
+    """The places of the columns that a terminal shows, with their widths. Pure."""
+    found = dict(enumerate(widths))
+    for heading in drop:
+        needed = [min(size, shorten.get(headings[place], size)) for place, size in found.items()]
+        if _total(needed) <= available:
+            break
+        del found[headings.index(heading)]
+    for floors in (shorten, dict.fromkeys(shorten, _NARROWEST)):
+        for place, size in found.items():
+            excess = _total(found.values()) - available
+            if excess > 0 and (floor := floors.get(headings[place])) is not None:
+                found[place] -= max(0, min(excess, size - floor))
+    return found
+
+
+def _total(widths: Iterable[int]) -> int:
+    """The width of a table with columns of these widths."""
+    return sum(size + GAP for size in widths) - GAP
+
+
 def width(cell: str) -> int:
-    """The columns of a terminal that a cell of a table takes, whose markup takes none."""
-    return out.render_str(cell).cell_len
+    """The columns of a terminal that the longest line of a cell takes, whose markup takes none."""
+    return max(line.cell_len for line in out.render_str(cell).split(allow_blank=True))
 
 
 def cut(text: str, chars: int) -> str:
@@ -118,24 +186,27 @@ def roles(document: JobDocument) -> str:
     return ", ".join(f"{name} {own.described}" if own and own.described else name for name, own in named)
 
 
-def progress(progress: Progress, declared: Sequence[MetricDocument] = (), *, is_live: bool = True) -> str:
+def progress(
+    progress: Progress, declared: Sequence[MetricDocument] = (), *, is_live: bool = True, is_brief: bool = False
+) -> str:
     """The newest figures on one line; empty if there are none.
 
     These include the main scores among the declared metrics. Speed and remaining time are left out without `is_live`,
-    for a job without a running gang.
+    for a job without a running gang. With `is_brief`, for a list in a terminal, there are fewer figures.
     """
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
-        f"epoch {progress.epoch}" if progress.epoch is not None else "",
+        f"epoch {progress.epoch}" if progress.epoch is not None and not is_brief else "",
         f"loss {number(progress.loss)}" if progress.loss is not None else "",
         f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else "",
-        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live else "",
-        *_scores(progress, declared),  # Last, because they are long: a narrow terminal cuts the end.
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live and not is_brief else "",
+        # Last, because they are long: a narrow terminal cuts the end.
+        *_scores(progress, declared, is_brief=is_brief),
     ]
     return ", ".join(figure for figure in figures if figure)
 
 
-def _scores(progress: Progress, declared: Sequence[MetricDocument]) -> list[str]:
+def _scores(progress: Progress, declared: Sequence[MetricDocument], *, is_brief: bool) -> list[str]:
     """The first values of evaluations, or without any those of training that should rise."""
     directed = [
         (split, name, one.direction)
@@ -146,10 +217,11 @@ def _scores(progress: Progress, declared: Sequence[MetricDocument]) -> list[str]
     ]
     evaluated = [one for one in directed if one[0] is not Split.TRAIN]
     chosen = sorted(evaluated, key=lambda one: one[2] != "higher") or [one for one in directed if one[2] == "higher"]
-    arrows = {"higher": "↑", "lower": "↓"}
+    if is_brief:
+        return [f"{name} {number(progress.metrics[name])} {ARROWS[better]}" for _, name, better in chosen[:1]]
     return [
-        f"{name} {number(progress.metrics[name])} ({arrows[direction]} is better)"
-        for _, name, direction in chosen[:_MAX_SCORES]
+        f"{name} {number(progress.metrics[name])} ({ARROWS[better]} is better)"
+        for _, name, better in chosen[:_MAX_SCORES]
     ]
 
 

@@ -16,15 +16,29 @@ from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
 from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
-from rolecall.cli.output import STYLES, err, number, print_json, print_table
-from rolecall.cli.variants import Setting, Spread, Variant, chart, metrics, short, shown, variants
+from rolecall.cli.output import ARROWS, STYLES, err, number, out, print_json, print_table
+from rolecall.cli.variants import (
+    Direction,
+    Setting,
+    Spread,
+    Variant,
+    best,
+    chart,
+    direction,
+    metrics,
+    short,
+    shown,
+    variants,
+)
 from rolecall.client import Client, ClientError, UnknownName
 from rolecall.client.chart import Chart, svg
+from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
 SAMPLES_PER_S = "samples_per_s"
 _COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
+_VALUE_CHARS, _REASON_CHARS = 16, 24
 Set = Annotated[
     list[str],
     typer.Option(
@@ -61,7 +75,8 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
 
     A job that fails is shown with its reason, and the sweep continues. A job that the master refuses ends the sweep.
     Ctrl-C cancels the running job. A job continues if the master stops answering, which ends the sweep after two
-    minutes. In each case, the results so far are printed.
+    minutes. In each case, the results so far are printed. If the workload declares whether higher (↑) or lower (↓)
+    values of --metric are better, the table marks the best one.
     """
     settings = [parse_setting(text) for text in sets]
     planned = variants(parse_job(file, read_job(file)), settings)
@@ -70,7 +85,7 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
     with connect(url, token) as client:
-        _check_paths(client, planned, settings)
+        declared = _check_paths(client, planned, settings)
         try:
             _run_all(client, planned, repeat, plotted if metric or plot else None)
         except KeyboardInterrupt:
@@ -78,7 +93,7 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         except (CommandError, ClientError) as error:
             ending = error
     done = [variant for variant in planned if variant.runs]
-    _print(done, metric, as_json=json)
+    _print(done, metric, direction(declared, metric) if metric else None, as_json=json)
     if plot:
         _plot(plot, chart(done, settings, plotted))
     if ending:
@@ -88,15 +103,19 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     raise typer.Exit(Exit.OK if worst is None else EXITS[worst])
 
 
-def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[Setting]) -> None:
-    """Raise an error if a job has no field for a value. The master checks the values when the jobs are submitted."""
+def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[Setting]) -> list[MetricDocument]:
+    """The metrics that the workloads declare. Raises an error if a job has no field for a value.
+
+    The master checks the values when the jobs are submitted.
+    """
     names = {name for variant in planned if isinstance(name := variant.job.get("workload"), str)}
     if not names:
         raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
-    for name in names:
-        workload = client.workload(name)
+    found = [client.workload(name) for name in names]
+    for workload in found:
         for path, _ in settings:
             check_path(path, workload)
+    return [one for workload in found for one in workload.metrics]
 
 
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:
@@ -152,43 +171,56 @@ def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:
     return CommandError(Exit.INTERRUPTED, "interrupted")
 
 
-def _print(done: Sequence[Variant], metric: str | None, *, as_json: bool) -> None:
+def _print(done: Sequence[Variant], metric: str | None, better: Direction | None, *, as_json: bool) -> None:
+    winners = best(done, metric, better) if metric and better else []
     if as_json:
-        print_json([_document(variant) for variant in done])
+        marks = [place in winners if better else None for place in range(len(done))]
+        print_json([_document(variant, is_best) for variant, is_best in zip(done, marks, strict=True)])
+        return
+    if not done:
         return
     columns = _COLUMNS | ({metric: metric.upper()} if metric and metric not in _COLUMNS else {})
-    paths = list(done[0].values) if done else []
-    headings = [*(short(path).upper() for path in paths), "STATE", *columns.values(), "REASON"]
-    print_table([escape(heading) for heading in headings], [_row(variant, list(columns)) for variant in done])
+    if metric and better:
+        columns[metric] += f" {ARROWS[better]}"
+    given = [short(path).upper() for path in done[0].values]
+    headings = [*given, "STATE", "JOB", *columns.values(), "REASON"]
+    rows = [_row(one, list(columns), metric if place in winners else None) for place, one in enumerate(done)]
+    # The speed is of least use if the sweep is about another metric. `rolecall show` has the reason, too.
+    drop = [*(heading for name, heading in columns.items() if name != (metric or SAMPLES_PER_S)), "REASON"]
+    shorten = dict.fromkeys(given, _VALUE_CHARS) | {"REASON": _REASON_CHARS}
+    print_table([escape(heading) for heading in headings], rows, drop=drop, shorten=shorten)
 
 
-def _row(variant: Variant, columns: Sequence[str]) -> list[str]:
+def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[str]:
+    """The cells of a variant. `best_in` is the metric of which it has the best value."""
     states = [run.state for run in variant.runs]
     counted = [(state, states.count(state)) for state in dict.fromkeys(states)]
     styled = [
         f"[{STYLES.get(state, 'default')}]{f'{count} ' if len(states) > 1 else ''}{state}[/]"
         for state, count in counted
     ]
-    reasons = [f"{run.id}: {run.reason.splitlines()[0]}" for run in variant.runs if run.reason]
+    reasons = [(run.id, run.reason.splitlines()[0]) for run in variant.runs if run.reason]
     return [
         *(escape(shown(value)) for value in variant.values.values()),
         ", ".join(styled),
-        *(_cell(variant.spread(column)) for column in columns),
-        escape("; ".join(reasons)),
+        escape(("\n" if out.is_bounded else ", ").join(run.id for run in variant.runs)),
+        *(_cell(variant.spread(column), is_best=column == best_in) for column in columns),
+        escape("; ".join(why if len(variant.runs) == 1 else f"{job}: {why}" for job, why in reasons)),
     ]
 
 
-def _cell(spread: Spread | None) -> str:
+def _cell(spread: Spread | None, *, is_best: bool) -> str:
     if spread is None:
         return "-"
     mean = number(spread.mean)
     decimals = len(mean.partition(".")[2])
-    return mean if spread.deviation is None else f"{mean} ± {spread.deviation:.{decimals}f}"
+    value = mean if spread.deviation is None else f"{mean} ± {spread.deviation:.{decimals}f}"
+    return f"[bold green]{value} (best)[/]" if is_best else value
 
 
-def _document(variant: Variant) -> dict[str, Any]:
+def _document(variant: Variant, is_best: bool | None) -> dict[str, Any]:
     runs = [{"job": run.id, "state": run.state, "reason": run.reason, "metrics": metrics(run)} for run in variant.runs]
-    return {"values": variant.values, "runs": runs}
+    return {"values": variant.values, "best": is_best, "runs": runs}
 
 
 def _plot(path: Path, found: Chart | None) -> None:

@@ -24,6 +24,8 @@ from rolecall.spec.state import JobState
 
 _OPEN = [one.value for one in JobState if not one.ended]
 _MAX_JOBS = 200
+_PROGRESS_CHARS = 40
+"""A narrow terminal omits the name of a job, so that this many characters of its progress have room."""
 Once = Annotated[bool, typer.Option("--once", help="Print the table once; the default without a terminal.")]
 Interval = Annotated[float, typer.Option("--interval", min=0.5, max=3600, help="Seconds between two updates.")]
 
@@ -78,10 +80,16 @@ def view(
     )
     order = {state: place for place, state in enumerate((JobState.RUNNING, JobState.STOPPING, JobState.PLACED))}
     jobs = sorted(jobs, key=lambda job: (order.get(job.state, len(order)), job.created_at))
-    return Group(terminal.render_str(f"[bold]{title}[/]"), "", _node_table(nodes), "", _job_table(jobs, declared))
+    return Group(
+        terminal.render_str(f"[bold]{title}[/]"),
+        "",
+        _node_table(terminal, nodes),
+        "",
+        _job_table(terminal, jobs, declared),
+    )
 
 
-def _node_table(nodes: list[NodeDocument]) -> Table:
+def _node_table(terminal: Terminal, nodes: list[NodeDocument]) -> Table:
     rows = [
         (
             escape(node.spec.name),
@@ -91,20 +99,23 @@ def _node_table(nodes: list[NodeDocument]) -> Table:
         )
         for node in nodes
     ]
-    return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows)
+    return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows, terminal)
 
 
-def _job_table(jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]) -> Table:
+def _job_table(terminal: Terminal, jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]) -> Table:
     rows = [
         (
             escape(job.id),
-            escape(cut(job.name, NAME_CHARS)),
+            escape(cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name),
             state(job),
             age(job.created_at),
-            escape(
-                job.waiting_for or progress(job.progress, declared.get(job.workload, ()), is_live=job.state.holds_slots)
-            ),
+            escape(job.waiting_for or _progress(terminal, job, declared.get(job.workload, ()))),
         )
         for job in jobs
     ]
-    return make_table(("JOB", "NAME", "STATE", "AGE", "PROGRESS"), rows)
+    headings = ("JOB", "NAME", "STATE", "AGE", "PROGRESS")
+    return make_table(headings, rows, terminal, drop=("NAME",), shorten={"PROGRESS": _PROGRESS_CHARS})
+
+
+def _progress(terminal: Terminal, job: JobOverview, declared: Sequence[MetricDocument]) -> str:
+    return progress(job.progress, declared, is_live=job.state.holds_slots, is_brief=terminal.is_bounded)

@@ -8,10 +8,17 @@ from rich.markup import escape
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json
+from rolecall.spec.bounds import MAX_PRIORITY
 
 Name = Annotated[str | None, typer.Option("--name", help="The new name.")]
 Priority = Annotated[
-    int | None, typer.Option("--priority", help="The new priority, -100 to 100. Jobs with a higher one go first.")
+    int | None,
+    typer.Option(
+        "--priority",
+        min=-MAX_PRIORITY,
+        max=MAX_PRIORITY,
+        help="The new priority. Jobs with a higher one go first.",
+    ),
 ]
 Labels = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Set this label; can be repeated.")

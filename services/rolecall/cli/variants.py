@@ -2,16 +2,18 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean, stdev
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.job_file import Job, with_value
 from rolecall.client.chart import Chart, ChartSeries, Point
+from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument
+from rolecall.spec.metric import index_in
 from rolecall.spec.state import JobState
 
 MAX_VARIANTS = 1000
@@ -20,6 +22,8 @@ _MAX_NUMBER = 1e300
 _UNITS = frozenset({"s", "ms", "bytes"})
 Setting = tuple[str, tuple[Any, ...]]
 """A path in the job, and the values to compare."""
+Direction = Literal["higher", "lower"]
+"""The direction of better values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,23 @@ def metrics(job: JobDocument) -> dict[str, float]:
     latest = {"loss": progress.loss, "start_s": progress.start_s and progress.start_s.total}
     found = progress.metrics | latest | (job.result or {})
     return {name: float(value) for name, value in found.items() if _is_number(value)}
+
+
+def direction(declared: Iterable[MetricDocument], metric: str) -> Direction | None:
+    """The direction in which values of a reported metric are better; None if the workloads declare none, or several."""
+    found: set[Direction | None] = {
+        one.direction for one in declared if any(index_in(metric, name) is not None for name in one.reported.values())
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def best(done: Sequence[Variant], metric: str, better: Direction) -> list[int]:
+    """The places of the variants with the best mean of the metric; none if fewer than two variants have one."""
+    means = {place: spread.mean for place, one in enumerate(done) if (spread := one.spread(metric))}
+    if len(means) < 2:
+        return []
+    top = max(means.values()) if better == "higher" else min(means.values())
+    return [place for place, mean in means.items() if mean == top]
 
 
 def chart(done: Sequence[Variant], settings: Sequence[Setting], metric: str) -> Chart | None:

@@ -67,8 +67,8 @@ async def delete_job(
         if not record.state.ended:
             if not force:
                 raise Conflict(
-                    f"job {job} is {record.state} and can't be deleted; cancel it first, or use `rolecall "
-                    "delete --force` (in a request ?force=true), which cancels it and deletes it when it has ended"
+                    f"job {job} is {record.state} and can't be deleted; cancel it first, or add --force "
+                    "(?force=true), which cancels it and deletes it when it has ended"
                 )
             nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
         await deletion.mark(connection, job, master.clock.now())
