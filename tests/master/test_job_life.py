@@ -524,6 +524,7 @@ def on_postgresql(server: str) -> NewSettings:
 
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {template}")  # type: ignore[arg-type]
+    # The state machine's rules are synchronous and have a loop of their own, so no test that awaits this can run it.
     asyncio.run(migrate())
     return new_settings
 

@@ -125,6 +125,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     def run() -> None:
         try:
+            # Schemathesis calls synchronously, so the master's loop can't be the one of the test's thread.
             asyncio.run(serve())
         except BaseException as error:
             if ready.done():
