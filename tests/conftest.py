@@ -56,6 +56,7 @@ _GROUPS = {
         "tests/kit/parameter_server/",
         "tests/kit/test_flat",
         "tests/workloads/reinforce/test_algorithms",
+        "tests/workloads/reinforce/test_backward",
     ),
     "PostgreSQL": ("tests/master/test_store", "tests/master/test_database"),
 }
