@@ -88,7 +88,7 @@ def test_a_folder_keeps_its_token_in_a_private_file(tmp_path: Path) -> None:
     assert _data_folder_token(tmp_path / "other") != token
 
 
-def test_a_folder_has_one_cluster_whose_url_others_are_told(tmp_path: Path) -> None:
+def test_a_folder_has_one_cluster_whose_url_others_get(tmp_path: Path) -> None:
     data = tmp_path / "new"
     with _lock(data) as lock:
         lock.write(b"http://127.0.0.1:8431")

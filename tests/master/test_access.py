@@ -340,7 +340,7 @@ async def test_an_attempts_token_opens_its_blobs_while_it_holds_slots(client: Cl
     assert (await client.call(worker.launch.token, "GET", blob)).content == b"x"
     for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, "other", 1), NODE_TOKEN):
         assert (await client.call(wrong, "GET", blob)).status_code == 401
-    # No attempt gets the token of another one; of those that are over it is told so.
+    # No attempt gets the token of another one; of those that are over its answer says so.
     assert (await client.call(attempt_token(key, job, 2), "GET", blob)).status_code == 409
     assert (await client.call(TOKEN, "GET", blob)).status_code == 403
     await node.say(worker, WorkerState.RUNNING)

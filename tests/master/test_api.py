@@ -1,4 +1,4 @@
-"""The HTTP surface: who may call, and what is said to those who call wrongly."""
+"""The HTTP surface: who may call, and the answers to wrong calls."""
 
 import asyncio
 from dataclasses import replace
@@ -72,7 +72,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
     return document
 
 
-async def test_a_wrong_request_is_told_field_value_and_what_is_legal(client: Client) -> None:
+async def test_a_wrong_request_gets_field_value_and_what_is_legal(client: Client) -> None:
     for body, field, message, legal in REFUSED:
         response = await client.user("POST", "/jobs", json={"workload": "toy"} | body)
         (error,) = check_problem(response, 422)["errors"]
@@ -280,7 +280,7 @@ async def test_old_checkpoints_go_and_kept_ones_stay(client: Client, tmp_path: P
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-1", "step-4", "step-5"}
 
 
-async def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_volume_is_reported_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mounted(tmp_path / "data"):
         clock = ManualClock()
         async with on_master(tmp_path / "data", clock=clock) as client:

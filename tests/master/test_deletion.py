@@ -90,7 +90,7 @@ async def test_a_job_that_runs_is_deleted_by_force_alone(client: Client, tmp_pat
 
 
 @pytest.mark.slow
-async def test_a_blob_store_that_is_away_delays_deletion_and_a_restart_finishes_it(
+async def test_an_unavailable_blob_store_delays_deletion_and_a_restart_finishes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any) -> None:

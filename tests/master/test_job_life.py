@@ -90,7 +90,7 @@ class JobLife(RuleBasedStateMachine):
         self.whole: dict[str, set[tuple[int, int]]] = {}
         """Attempt and step of the checkpoints of each job that are recorded, and that no rule has damaged."""
         self.hidden: dict[Path, Path] = {}
-        """Files that are out of sight, as if a mount were away, and where they are meanwhile."""
+        """Files that are out of sight, as if a mount was missing, and where they are meanwhile."""
         self.settled = True
         """Whether nothing has happened since the last pass."""
 

@@ -144,7 +144,7 @@ async def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_anothe
 
 
 async def test_the_end_waits_for_the_rest_of_a_log(client: Client) -> None:
-    """A worker's end is told before a long log has arrived."""
+    """A worker's end is reported before a long log has arrived."""
 
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"begin\n")
@@ -208,7 +208,7 @@ async def test_most_comments_to_a_follower_of_a_silent_job_ask_the_database_for_
 ) -> None:
     monkeypatch.setattr(keep_alive, "EVERY_S", 0.02)
     job = (await client.submit(roles={"trainer": 100}))["id"]
-    await client.until(job, "queued", also=lambda one: one["waiting_for"])  # Its followers are told.
+    await client.until(job, "queued", also=lambda one: one["waiting_for"])  # Its followers learn of it.
     async with client.http.stream("GET", f"/jobs/{job}/{noun}?follow=true", headers=bearer(TOKEN)) as answer:
         lines = (line async for line in answer.aiter_lines() if line.startswith(":"))
         await anext(lines)

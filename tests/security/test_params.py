@@ -57,7 +57,7 @@ async def checked(body: bytes) -> list[dict[str, str]]:
     """The problems of a request, found in time and told in few words."""
     assert len(body) <= BYTES, "the master refuses larger bodies before it reads them"
     spent_s, response = await _post(body)
-    if spent_s >= MOST_CPU_S:  # Beside other work the same instructions take longer, now and then.
+    if spent_s >= MOST_CPU_S:  # Next to other work the same instructions take longer, now and then.
         spent_s = min([(await _post(body))[0] for _ in range(3)])
         assert is_within(spent_s, MOST_CPU_S), f"{spent_s:.3f} s of CPU"
     assert response.status_code in (200, 422), response.text[:2000]
@@ -92,7 +92,7 @@ async def test_the_worst_documents_are_checked_at_once(number: int) -> None:
     assert len(problems) <= 21
 
 
-async def test_a_number_that_does_not_divide_is_answered_with_its_neighbours() -> None:
+async def test_a_number_that_does_not_divide_is_answered_with_its_neighbors() -> None:
     params = MINIMAL["transformer-pipeline"] | {"batch_size": 99_999_999}
     (problem,) = await checked(body_of("transformer-pipeline", params, {}))
     assert problem["message"].endswith(

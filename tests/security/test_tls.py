@@ -1,4 +1,4 @@
-"""TLS between master, nodes, workers and the command: what works, and what is said when it does not."""
+"""TLS between master, nodes, workers and the command: what works, and the messages when it does not."""
 
 import os
 import socket
