@@ -1,4 +1,4 @@
-"""A clock for tests, which moves only when somebody sleeps."""
+"""A clock for tests, which moves only when the code under test sleeps."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -35,11 +35,11 @@ TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 200
 ROOT = Path(__file__).parent.parent
-# The wall clock says nothing of an example's cost on a machine that runs other tests beside it.
+# The wall clock says nothing of an example's cost on a machine that runs other tests at the same time.
 settings.register_profile("tests", deadline=None)
 settings.register_profile("thorough", deadline=None, derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("tests")
-# A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
+# A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall obey it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before torch is imported. Several test processes share the cores, and threads of OpenMP wait for one another busily:
 # then the products of small matrices take ten times as long. Workers are forked from a process with this value, too.
@@ -56,6 +56,7 @@ _GROUPS = {
         "tests/kit/parameter_server/",
         "tests/kit/test_flat",
         "tests/workloads/reinforce/test_algorithms",
+        "tests/workloads/reinforce/test_backward",
     ),
     "PostgreSQL": ("tests/master/test_store", "tests/master/test_database"),
 }
@@ -63,7 +64,7 @@ _GROUPS = {
 and caches."""
 _CLUSTERS = {"cluster", "start_cluster"}
 _LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
-"""The first have no limits of time: beside them, `.ci/run` builds the images."""
+"""The first have no limits of time: meanwhile, `.ci/run` builds the images."""
 
 
 def is_thorough() -> bool:
@@ -169,7 +170,7 @@ class Cluster(Running):
         return nodes | {program: pid for pid, program in children.items() if program == "master"}
 
     def pid(self, name: str) -> int:
-        """The process of one program, e.g. `master` or `trainer-0`."""
+        """The process of one program, for example `master` or `trainer-0`."""
         return self.pids[name]
 
     def logs(self) -> str:

@@ -94,7 +94,7 @@ def container(
     command: tuple[str, ...] = COMMAND,
     **given: str,
 ) -> Iterator[Container]:
-    """A container, killed in the end; `before` is put before its command line, e.g. `unshare -m`.
+    """A container, killed in the end; `before` is put before its command line, for example `unshare -m`.
 
     `port` is the one it listens on: of a master ROLECALL_PORT, of a node ROLECALL_METRICS_PORT.
     """

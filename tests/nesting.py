@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def few_descriptors(left: int) -> Iterator[None]:
-    """This process may open only so many more files."""
+    """This process may open only `left` more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = (number for number in range(soft) if not os.path.lexists(f"/proc/self/fd/{number}"))
     highest = next(itertools.islice(free, left - 1, None))
@@ -24,7 +24,7 @@ def few_descriptors(left: int) -> Iterator[None]:
 
 @contextmanager
 def nested(folder: Path, depth: int) -> Iterator[None]:
-    """So many folders in one another, in a new folder. Deletes what is left, because pytest can't."""
+    """Nested folders of this depth, in a new folder. Deletes what is left, because pytest can't."""
     folder.mkdir()
     outer = os.open(folder, os.O_PATH)
     for _ in range(depth):

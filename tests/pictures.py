@@ -1,4 +1,4 @@
-"""Small labelled images to train on: each class has a pattern of its own under noise."""
+"""Small labeled images to train on: each class has a pattern of its own under noise."""
 
 import gzip
 from pathlib import Path
@@ -21,7 +21,7 @@ def pictures(count: int, size: int, seed: int = 0) -> tuple[NDArray[np.uint8], N
 
 
 def write_folder(folder: Path, count: int, size: int, seed: int = 0) -> Path:
-    """A folder per class; colours, and no two classes of one width."""
+    """A folder per class; colors, and no two classes of one width."""
     images, labels = pictures(count, size, seed)
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         place = folder / CLASSES[label]

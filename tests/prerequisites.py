@@ -36,7 +36,7 @@ def require_programs(*names: str) -> None:
 
 
 def require_namespaces(*flags: str) -> None:
-    """Require root, and a machine on which it can make namespaces of the kinds of `unshare`'s flags, e.g. `--net`."""
+    """Require root, and a machine where it can make namespaces of the kinds of `unshare`'s flags, such as `--net`."""
     require_root("namespaces need root")
     require_programs("unshare")
     made = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, check=False)

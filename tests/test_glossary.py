@@ -2,8 +2,8 @@
 replacement.
 
 The first test checks the documents without their code, the comments of the files that operators edit, the texts of the
-dashboards and pages, the string literals, docstrings and comments in `services` and `benchmarks`, and the API's
-description.
+dashboards and pages, the string literals, docstrings and comments in `services` and `benchmarks`, the docstrings,
+comments and names in `tests`, whose other literals can be samples, and the API's description.
 """
 
 import ast
@@ -152,6 +152,30 @@ def _literals(source: str) -> Iterator[str]:
                 yield text
 
 
+def _docstrings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield re.sub(r"`[^`]*`", "`", " ".join(text.split()))
+            case _:
+                pass
+
+
+def _words_of_names(source: str) -> Iterator[str]:
+    """The names of functions and classes as texts; the name of a test is a sentence."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name.replace("_", " ")
+
+
+def _tests() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        source = path.read_text()
+        comments = (full or trailing for full, trailing in _COMMENT.findall(source))
+        texts = (*_docstrings(source), *comments, *_words_of_names(source))
+        yield str(path.relative_to(ROOT)), "\n".join(texts)
+
+
 def _sources() -> Iterator[tuple[str, str]]:
     for path in sorted([*SERVICES.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
         source = path.read_text()
@@ -185,11 +209,11 @@ def _api_texts() -> Iterator[tuple[str, str]]:
 
 @cache
 def _texts() -> tuple[tuple[str, str], ...]:
-    return (*_documents(), *_operators_files(), *_sources(), *_pages(), *_api_texts())
+    return (*_documents(), *_operators_files(), *_sources(), *_tests(), *_pages(), *_api_texts())
 
 
 @pytest.mark.parametrize("pattern", OUT, ids=GLOSSARY)
-def test_what_users_read_has_no_word_that_is_out(pattern: re.Pattern[str]) -> None:
+def test_what_people_read_has_no_word_that_is_out(pattern: re.Pattern[str]) -> None:
     found = [
         f"{name}: …{' '.join(text[max(0, hit.start() - 40) : hit.end() + 30].split())}…"
         for name, text in _texts()
@@ -204,6 +228,10 @@ def test_the_texts_are_found() -> None:
     assert "--follow" in texts["services/rolecall/cli/submit.py"]
     assert "Dropout rate" in texts["services/rolecall/workloads/rnn_lm/params.py"]
     assert "Host name or address of the master." in texts["services/rolecall/settings/node.py"]
+    own = texts["tests/test_glossary.py"]
+    assert "A file that moves must not go unchecked." in own
+    assert "Parsing takes longer than searching" in own
+    assert "test the texts are found" in own
     assert "exits" in texts["compose.yaml"]
     assert "order in which jobs are placed" in texts["services/rolecall/master/web/templates/parts/overview.html"]
     assert "Queued jobs" in texts["monitoring/dashboards/cluster.json"]

@@ -10,7 +10,7 @@ WEB = Path("rolecall/master/web")
 
 
 def test_the_wheel_has_every_script_and_style_of_the_page() -> None:
-    """Also those that Git ignores, which hatchling leaves out unless it is told."""
+    """Also those that Git ignores, which hatchling leaves out by default."""
     packed = {included.distribution_path for included in WheelBuilder(str(ROOT)).recurse_included_files()}
     templates = (ROOT / "services" / WEB / "templates").rglob("*.html")
     named = {name for page in templates for name in re.findall(r"/ui/(static/[\w./-]+)", page.read_text())}

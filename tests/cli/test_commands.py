@@ -2,9 +2,7 @@
 
 import fcntl
 import json
-import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -113,49 +111,6 @@ def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> Non
     done = run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "none"))
     assert done.code == 2
     assert "No such file" in done.err
-
-
-@pytest.mark.slow
-def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
-    command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
-    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    environment.pop("ROLECALL_TOKEN", None)
-    with subprocess.Popen([*command, "--data", str(tmp_path)], env=environment, stdout=-1, stderr=-1) as process:
-        try:
-            assert process.stdout
-            said = json.loads(process.stdout.readline())
-            stored = json.loads(Path(said["token_file"]).read_text())
-            assert stored == {"url": said["url"], "token": (tmp_path / "token").read_text()}
-            assert (Path(said["logs"]) / "master.log").exists()
-        finally:
-            process.terminate()
-        assert process.stderr
-        assert f"token in {tmp_path}/token" in process.stderr.read().decode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [("", "it is empty; name a folder"), ("file/below", "can't be the data folder (Not a directory)")],
-)
-def test_a_data_folder_that_cannot_be_is_an_error(tmp_path: Path, data: str, said: str) -> None:
-    (tmp_path / "file").touch()
-    command = [*ROLECALL, "local", "--port", "0", "--data", data]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode in {1, 2}
-    assert said in " ".join(done.stderr.replace("│", " ").split())
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [*ROLECALL, "local", "--port", str(port), "--data", str(tmp_path)]
-        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=10, check=False)
-    assert done.returncode == 1
-    said = f"port {port} of 127.0.0.1 can't be used (Address already in use); choose another --port"
-    assert said in " ".join(done.stderr.split())
 
 
 def test_local_keeps_its_files_private(cluster: Cluster) -> None:

@@ -33,7 +33,7 @@ def test_params_that_look_like_nothing_are_described_by_a_command() -> None:
     assert [one["legal"] for one in field_errors] == ["what `rolecall workloads embedding-ddp` shows"]
 
 
-async def test_a_state_is_told_in_english(master: Client) -> None:
+async def test_a_state_is_shown_in_english(master: Client) -> None:
     job = (await master.submit())["id"]
     assert "it is queued" in (await run_at(master, "stacks", job)).err
     await run_at(master, "cancel", job)

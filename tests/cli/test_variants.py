@@ -65,7 +65,7 @@ def test_every_combination_is_a_job() -> None:
         ([("a", tuple(range(100))), ("b", tuple(range(100)))], "10000 combinations of values; at most 1000"),
     ],
 )
-def test_a_senseless_sweep_is_refused(settings: list[tuple[str, tuple[Any, ...]]], said: str) -> None:
+def test_an_invalid_sweep_is_refused(settings: list[tuple[str, tuple[Any, ...]]], said: str) -> None:
     with pytest.raises(CommandError, match=said) as caught:
         variants(JOB, settings)
     assert caught.value.code is Exit.USAGE

@@ -45,7 +45,7 @@ def each_epoch(cluster: Cluster, job: str, metric: str) -> dict[int, float]:
 
 
 def spans(cluster: Cluster, job: str, worker: str) -> set[str]:
-    """The names of the pieces of work in the last steps of a worker of an ended job."""
+    """The names of the spans in the last steps of a worker of an ended job."""
 
     def sent() -> set[str]:
         shown = cluster.client.get(f"/jobs/{job}/timeline").raise_for_status().json()["workers"]
@@ -56,5 +56,5 @@ def spans(cluster: Cluster, job: str, worker: str) -> set[str]:
 
 
 def workers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The current attempt's workers by name, e.g. `trainer-0`."""
+    """The current attempt's workers by name, for example `trainer-0`."""
     return {f"{worker['role']}-{worker['role_rank']}": worker for worker in document["attempts"][-1]["workers"]}

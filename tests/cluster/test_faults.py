@@ -86,7 +86,7 @@ def test_restarts_are_bounded(cluster: Cluster, rows: Path) -> None:
     cluster.until(job, past_step(10))
 
 
-def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, rows: Path) -> None:
+def test_a_killed_master_loses_nothing_and_running_jobs_continue(cluster: Cluster, rows: Path) -> None:
     running = cluster.submit(long_job(rows, max_steps=1000, checkpoint_every_steps=300))
     before = workers(cluster.until(running, past_step(50)))
     queued = cluster.submit(short_job(rows))

@@ -40,7 +40,7 @@ def links(*pairs: tuple[str, str]) -> set[tuple[str, ...]]:
 
 
 def test_it_examines_every_pair_while_other_jobs_run(cluster: Cluster, rows: Path) -> None:
-    """All slots are taken, and the job that has them goes on."""
+    """All slots are taken, and the job that has them continues."""
     busy = cluster.submit(long_job(rows))
     cluster.until(busy, past_step(10))
     document = cluster.wait_for(cluster.submit({"workload": "preflight", "params": {"measure_s": 3}}), "succeeded")
@@ -68,7 +68,7 @@ def test_a_nodes_preflight_has_what_names_it(cluster: Cluster) -> None:
     assert answer["network"]["age_s"] < 60
 
 
-def test_a_node_that_there_is_not_is_told_with_those_there_are(cluster: Cluster) -> None:
+def test_a_node_that_there_is_not_is_named_with_those_there_are(cluster: Cluster) -> None:
     answer = cluster.client.get("/nodes/trainer-9/preflight")
     assert answer.status_code == 404
     assert all(name in answer.json()["detail"] for name in ("trainer-9", "trainer-0", "parameter-server-0"))
@@ -77,7 +77,7 @@ def test_a_node_that_there_is_not_is_told_with_those_there_are(cluster: Cluster)
     assert refused.json()["errors"][0]["field"] == "params.nodes.0"
 
 
-def test_a_node_whose_large_packets_are_lost_is_told_with_what_was_measured(apart: ApartCluster) -> None:
+def test_a_node_whose_large_packets_are_lost_is_named_with_what_was_measured(apart: ApartCluster) -> None:
     with apart.network.narrowed(RIGHT):
         begin = time.monotonic()
         done = apart.run("doctor", "--json")
@@ -130,7 +130,7 @@ def test_a_wire_cut_between_two_nodes_is_a_line_with_both_their_names(apart: Apa
 
 
 def test_a_node_that_is_cut_off_ends_its_own_workers(apart: ApartCluster) -> None:
-    """The gang goes on without this observer. Its process would hold its GPU for minutes, waiting for an agent."""
+    """The gang continues without this observer. Its process would hold its GPU for minutes, waiting for an agent."""
     job = apart.submit(JOB | {"params": JOB["params"] | {"env_steps": 10**9}})
     lonely = workers(apart.until(job, past_step(1)))["observer-0"]
     with apart.network.isolated(LEFT):

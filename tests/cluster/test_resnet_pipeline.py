@@ -203,7 +203,7 @@ def test_what_is_not_legal_is_refused(
     assert said in answer.text
 
 
-def test_fashion_mnist_is_learnt(stages: Cluster, tmp_path: Path) -> None:
+def test_fashion_mnist_is_learned(stages: Cluster, tmp_path: Path) -> None:
     """By one epoch over an eighth of its images; the whole of it takes eight times as long."""
     if not FASHION.exists():
         unavailable(f"{FASHION} is not there (apt-get install dataset-fashion-mnist)")

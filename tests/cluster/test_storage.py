@@ -120,7 +120,7 @@ def test_a_full_volume_of_the_nodes_costs_one_attempt_and_the_job_waits_until_th
     cramped.until(job, past_step(200))
     with filled(cramped.data / "nodes"):
         cramped.until(job, lambda one: "its data folder" in (one["waiting_for"] or ""))
-        time.sleep(_SHORTAGE_S)
+        time.sleep(_SHORTAGE_S)  # Nothing is to happen within this time.
         document = cramped.job(job)
         assert (document["state"], len(document["attempts"])) == ("queued", 1)
     assert_succeeds(cramped, job)

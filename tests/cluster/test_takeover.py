@@ -1,4 +1,4 @@
-"""Two real masters, of which the first is killed: a job that trains on real nodes goes on."""
+"""Two real masters, of which the first is killed: a job that trains on real nodes continues."""
 
 import os
 import signal

@@ -118,7 +118,7 @@ def test_the_master_refuses_what_no_node_can_run(others: Cluster, case: str) -> 
 
 
 @pytest.mark.parametrize("case", FAILED)
-def test_a_nodes_check_ends_a_job_that_only_it_can_judge(others: Cluster, case: str) -> None:
+def test_a_nodes_check_ends_a_job_that_only_it_can_check(others: Cluster, case: str) -> None:
     name, params, expected = FAILED[case]
     program = PROGRAMS[name]
     document = others.wait_for(others.submit(program | {"params": program["params"] | params}), "failed")

@@ -41,7 +41,7 @@ def program(name: str, *elsewhere: Path) -> str:
 
 
 def check_schema(one: Object, version: str) -> None:
-    """Assert that an object is what Kubernetes of this version, e.g. `1.37`, takes."""
+    """Assert that an object is what Kubernetes of this version, for example `1.37`, takes."""
     assert schemas().validate(one, f"{version}.0", strict=True) == version
 
 

@@ -133,7 +133,7 @@ def _secret(folder: Path, name: str) -> Path:
 
 
 @OVERLAY
-def test_the_certificate_is_used_on_every_way_to_the_master(overlay: str) -> None:
+def test_the_certificate_is_used_on_every_connection_to_the_master(overlay: str) -> None:
     objects = everything(overlay)
     service = named(objects, "Service", "rolecall-master")["metadata"]["name"]
     for one in roles(objects):
@@ -213,7 +213,7 @@ def test_every_service_selects_pods_and_ports(overlay: str) -> None:
 
 
 @OVERLAY
-def test_every_pod_has_a_budget_that_lets_a_drain_go_on(overlay: str) -> None:
+def test_every_pod_has_a_budget_that_lets_a_drain_continue(overlay: str) -> None:
     objects = everything(overlay)
     for one in workloads(objects):
         chosen = [

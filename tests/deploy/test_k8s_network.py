@@ -256,7 +256,7 @@ def _written_by_the_reader() -> str:
 
 
 def _verbs(words: list[str]) -> list[str]:
-    """The command and its subcommands, e.g. `create secret generic`."""
+    """The command and its subcommands, for example `create secret generic`."""
     groups = {"create": 3, "rollout": 2}
     return words[: groups.get(words[0], 1)]
 

@@ -275,7 +275,7 @@ def _rules() -> dict[str, Any]:
     return yaml.safe_load((MONITORING / "rules/rolecall.yaml").read_text())
 
 
-def test_grafana_is_told_where_everything_is() -> None:
+def test_grafana_knows_where_everything_is() -> None:
     (source,) = yaml.safe_load((GRAFANA / "datasources/prometheus.yaml").read_text())["datasources"]
     assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
     assert source["jsonData"]["timeInterval"] == _configuration()["global"]["scrape_interval"]

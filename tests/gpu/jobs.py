@@ -198,7 +198,7 @@ def run_job(
 
 
 def run_workers(workload: str | Workload[Any], params: dict[str, Any], *where: Any, **options: Any) -> GangResult:
-    """As `run_gang`, with exact arithmetic, and input from everywhere below the folder of the tests."""
+    """As `run_gang`, with exact arithmetic, and input from any place below the folder of the tests."""
     folder: Path = where[1]
     environment = {"ROLECALL_DATA_ROOTS": str(folder.parents[1]), **ENVIRONMENT}
     return run_gang(workload, params, *where, environment=environment, **options)

@@ -9,7 +9,7 @@ from rolecall.worker.sandbox import confine
 
 
 def play(request: ForkRequest) -> int:
-    """Compute in the sandbox, and print what was found as JSON."""
+    """Compute in the sandbox, and print the findings as JSON."""
     sandbox = confine(request, read_worker())
     import torch
 

@@ -33,7 +33,7 @@ def test_a_function_of_an_allowed_package_is_called(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["os:system", "jsonschema:validate", "collections:OrderedDict"])
-def test_what_the_operator_did_not_allow_is_refused_and_what_he_did_is_told(
+def test_what_the_operator_did_not_allow_is_refused_and_what_he_did_is_listed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("ROLECALL_BUILDERS", "json")

@@ -85,7 +85,7 @@ def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path)
 
 
 def leave(folder: Path, key: str, at: float, blocks: int = 1) -> Path:
-    """An entry of so many times 64 KiB that nobody uses."""
+    """An entry of `blocks` times 64 KiB that nobody uses."""
     (folder / key).mkdir(parents=True)
     (folder / key / "numbers").write_bytes(bytes(blocks << 16))
     (folder / f"{key}.lock").touch()

@@ -44,7 +44,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
 
 
 @pytest.mark.parametrize("distance", [1, 2, 7])
-def test_neighbours_are_not_related(distance: int) -> None:
+def test_neighbors_are_not_related(distance: int) -> None:
     order = permutation(np.arange(20_000), 20_000, 0, 0)
     assert abs(np.corrcoef(order[:-distance], order[distance:])[0, 1]) < 0.03
 

@@ -37,7 +37,7 @@ def test_steps_and_states_are_those_of_the_single_parameters(make: Callable[[Any
         step_of(joint)()
         single.step()
         torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-12)
-        if step == 1:  # Go on from a checkpoint, which another optimizer has restored.
+        if step == 1:  # Continue from a checkpoint, which another optimizer has restored.
             saved = copy.deepcopy(split_state(joint, list(ours.parameters())))
             torch.testing.assert_close(saved, flatten_optimizer(single), rtol=0, atol=1e-12)
             joint, single = make([vector]), make(reference.parameters())

@@ -141,7 +141,7 @@ def test_the_last_step_may_lie_within_an_epoch(adder: Make) -> None:
     assert loop.trained.batches[-1] == (1, 1)
 
 
-def test_checkpoints_come_every_so_many_steps(adder: Make) -> None:
+def test_checkpoints_come_every_few_steps(adder: Make) -> None:
     loop = adder(checkpoint_every_steps=5)
     loop.run()
     assert loop.trained.saved == [5, 10]
@@ -153,7 +153,7 @@ def test_a_checkpoint_at_an_epochs_end_knows_that_the_epoch_is_over(adder: Make,
 
 
 @pytest.mark.parametrize("step", [5, 8, 10])
-def test_a_resumed_loop_goes_on_with_the_next_batch(adder: Make, tmp_path: Path, step: int) -> None:
+def test_a_resumed_loop_continues_with_the_next_batch(adder: Make, tmp_path: Path, step: int) -> None:
     adder(checkpoint_every_steps=step).run()
     resumed = adder(resume_from=manifest(tmp_path, step))
     resumed.run()

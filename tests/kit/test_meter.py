@@ -35,7 +35,7 @@ def test_a_step_is_work_and_waiting_and_what_lies_around_them() -> None:
         with meter.step():
             clock.pass_by(5.0)  # until the first micro-batch comes
             work(2.0)
-            clock.pass_by(1.0)  # for a neighbour
+            clock.pass_by(1.0)  # for a neighbor
             work(3.0)
             clock.pass_by(4.0)
         clock.pass_by(100.0)  # between steps

@@ -76,7 +76,7 @@ def test_splitting_the_backward_pass_lets_the_next_rank_begin_sooner() -> None:
     assert (makespan(whole), makespan(split)) == (6, 5)
 
 
-def test_an_order_in_which_ranks_wait_for_ever_is_an_error() -> None:
+def test_an_order_in_which_ranks_wait_indefinitely_is_an_error() -> None:
     with pytest.raises(ValueError, match="wait for one another"):
         makespan([[Task(0, "B", 0), Task(0, "F", 0)], [Task(1, "F", 0), Task(1, "B", 0)]])
 

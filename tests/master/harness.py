@@ -147,6 +147,27 @@ def _empty_database() -> bytes:
         return file.read_bytes()
 
 
+@asynccontextmanager
+async def turns_of_loop() -> AsyncIterator[list[float]]:
+    """The seconds that the event loop's turns take in the block, complete after it."""
+    turns_s: list[float] = []
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    async def watch() -> None:
+        while not over.is_set():
+            before = loop.time()
+            await asyncio.sleep(0.001)
+            turns_s.append(loop.time() - before)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)  # It has begun.
+    try:
+        yield turns_s
+    finally:
+        over.set()
+        await watching
+
+
 class ManualClock(Clock):
     """A clock that stands still but for what a test adds."""
 

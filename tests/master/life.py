@@ -40,7 +40,7 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 
 class World:
-    """A master that leads, one that led before and goes on, and four nodes. Time passes only when a rule says so."""
+    """A master that leads, one that led before and still runs, and four nodes. Time passes only when a rule says so."""
 
     def __init__(self, settings: MasterSettings) -> None:
         self.settings = settings
@@ -69,7 +69,7 @@ class World:
         await self.open()
 
     async def take_over(self) -> None:
-        """Let another master lead. The nodes call that one, without a registration, and the former goes on."""
+        """Let another master lead. The nodes call that one, without a registration, and the former continues."""
         await self._deposed.aclose()
         self._deposed, self.former = self._leading, self.master
         self._leading = AsyncExitStack()

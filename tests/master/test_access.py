@@ -183,6 +183,13 @@ async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Cl
     assert (await client.http.get("/healthz")).json() == {"status": "ok"}
 
 
+async def test_a_token_that_is_refused_is_named_with_all_its_scopes(client: Client) -> None:
+    secret = await make_token(client, "several", Scope.READ, Scope.METRICS)
+    refused = await client.call(secret, "GET", "/audit")
+    detail = "this call needs the scope admin; the token several has metrics and read"
+    assert (refused.status_code, refused.json()["detail"]) == (403, detail)
+
+
 async def test_built_in_tokens_open_what_their_names_say(tmp_path: Path) -> None:
     async with on_master(tmp_path, metrics_token=METRICS_TOKEN) as client:
         assert (await client.call(METRICS_TOKEN, "GET", "/metrics")).status_code == 200
@@ -333,7 +340,7 @@ async def test_an_attempts_token_opens_its_blobs_while_it_holds_slots(client: Cl
     assert (await client.call(worker.launch.token, "GET", blob)).content == b"x"
     for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, "other", 1), NODE_TOKEN):
         assert (await client.call(wrong, "GET", blob)).status_code == 401
-    # No attempt gets the token of another one; of those that are over it is told so.
+    # No attempt gets the token of another one; of those that are over its answer says so.
     assert (await client.call(attempt_token(key, job, 2), "GET", blob)).status_code == 409
     assert (await client.call(TOKEN, "GET", blob)).status_code == 403
     await node.say(worker, WorkerState.RUNNING)

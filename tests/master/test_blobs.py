@@ -288,39 +288,6 @@ async def test_every_error_of_a_store_is_its_failure(tmp_path: Path, fault: Faul
         assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 503
 
 
-@pytest.mark.slow
-async def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
-    async with serving(make_settings(tmp_path)) as client:
-        node, job = await running_job(client)
-        half, rest = asyncio.Event(), asyncio.Event()
-
-        async def body() -> AsyncIterator[bytes]:
-            yield BODY
-            half.set()
-            await rest.wait()
-            yield b"the end"
-
-        upload = asyncio.create_task(
-            client.worker("PUT", job, 1, "/attempts/1/blobs/step-1/part", content=body(), timeout=30)
-        )
-        await half.wait()
-        folder = tmp_path / "blobs" / job
-        async with asyncio.timeout(20):
-            while not [path for path in folder.rglob("*") if path.is_file()]:
-                await asyncio.sleep(0.02)
-        (worker,) = await node.beat()
-        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
-        await client.until(job, "succeeded")
-        async with asyncio.timeout(20):
-            while [path for path in folder.rglob("*") if path.is_file()]:
-                await asyncio.sleep(0.02)
-        rest.set()
-        refused = await upload
-        assert refused.status_code == 409, refused.text
-        assert f"attempt 1 of job {job} is over" in refused.json()["detail"]
-        assert not [path for path in folder.rglob("*") if path.is_file()]
-
-
 async def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
     threads, may_continue = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
     hung = [asyncio.create_task(threads.run(may_continue.wait)) for _ in range(2)]

@@ -37,7 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> None:
+def test_a_broken_plugin_is_reported_and_leaves_the_others_alone(package: str) -> None:
     values = {
         "mine": f"{package}:GOOD",
         "roleless": f"{package}:ROLELESS",
@@ -68,7 +68,7 @@ def test_defaults_are_filled_in_and_absent_roles_left_out() -> None:
     assert fields["params"] == {"steps": 10, "learning_rate": 0.1}
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(InvalidJob) as caught:
         CATALOGUE.check_request(JobRequest(workload="toy", params={"steps": 0, "stepz": 1}, roles={Role.STAGE: 1}))
     assert [field_error["field"] for field_error in caught.value.field_errors] == [

@@ -25,7 +25,7 @@ from .harness import ONE_TRAINER, make_settings, one_trainer, serving
 QUICK = DatabaseTimeouts(pool_s=0.5, lock_s=0.5, statement_s=1.0, idle_s=1.0, connect_s=2, answer_s=2.0)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ENOUGH_S = 20.0
-"""Generous: without limits these tests would wait for ever."""
+"""Generous: without limits these tests would wait indefinitely."""
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def write_locked(path: Path) -> AsyncIterator[None]:
                 try:
                     other.execute("BEGIN IMMEDIATE")
                     break
-                except sqlite3.OperationalError:  # A loop of the master writes; it needs this event loop to go on.
+                except sqlite3.OperationalError:  # A loop of the master writes; it needs this event loop.
                     await asyncio.sleep(0.01)
         yield
         other.execute("ROLLBACK")
@@ -67,7 +67,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
 
 
 async def error_detail(call: Callable[[], Awaitable[object]]) -> str:
-    """What a caller is told about an error that comes in time."""
+    """What a caller learns about an error that comes in time."""
     async with asyncio.timeout(ENOUGH_S):
         with pytest.raises(SQLAlchemyError) as caught:
             await call()
@@ -102,7 +102,7 @@ async def test_a_locked_sqlite_database_delays_no_reader_and_loses_no_node(tmp_p
         assert known["alive"]
 
 
-async def test_waiting_writers_are_told_in_time(tmp_path: Path) -> None:
+async def test_waiting_writers_are_answered_in_time(tmp_path: Path) -> None:
     async with opened(sqlite_url(tmp_path / "test.db")) as database:
         async with write_locked(tmp_path / "test.db"):
             told = await asyncio.gather(*(error_detail(lambda: write(database)) for _ in range(4)))

@@ -79,7 +79,7 @@ async def test_jobs_that_are_rejected_delay_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_target_that_is_away_is_tried_three_times_in_a_pass(tmp_path: Path) -> None:
+async def test_an_unavailable_target_is_tried_three_times_in_a_pass(tmp_path: Path) -> None:
     clock = ManualClock()
     ended = await ended_jobs(tmp_path, clock, 8)
     async with still_master(tmp_path, clock) as master:

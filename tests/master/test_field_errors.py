@@ -76,14 +76,14 @@ class _Range(Params):
         ({"low": 1, "high": 2, "names": ["??"]}, "'??' is not a valid name, unable to parse it"),
     ],
 )
-def test_a_wrong_value_is_told_in_plain_words(values: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_described_in_plain_words(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate(values)
     (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
     assert field_error["message"] == message
 
 
-def test_a_wrong_key_is_told_with_all_its_rules() -> None:
+def test_a_wrong_key_is_described_with_all_its_rules() -> None:
     with pytest.raises(ValidationError) as caught:
         JobRequest.model_validate({"workload": "toy", "labels": {"-": "x"}})
     (field_error,) = explain(caught.value.errors(), JobRequest.model_json_schema())
@@ -93,7 +93,7 @@ def test_a_wrong_key_is_told_with_all_its_rules() -> None:
     assert field_error["legal"] == "", "the message has it"
 
 
-def test_a_pattern_is_told_in_words_where_there_are_some() -> None:
+def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
     change: dict[str, Any] = {"labels": {"team": "!", "long": "x" * 64}}
     with pytest.raises(ValidationError) as caught:
         JobUpdate.model_validate(change)
@@ -109,7 +109,7 @@ def test_a_pattern_is_told_in_words_where_there_are_some() -> None:
     assert (field_error["message"], field_error["legal"]) == ("it must match pattern '^a+$'", "string like ^a+$")
 
 
-def test_a_wrong_time_is_told_with_an_example() -> None:
+def test_a_wrong_time_is_described_with_an_example() -> None:
     with pytest.raises(ValidationError) as caught:
         PruneRequest.model_validate({"ended_before": "yesterday"})
     (field_error,) = explain(caught.value.errors(), PruneRequest.model_json_schema())

@@ -133,12 +133,12 @@ async def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
         assert _resumes_at(resumed) == 5
         await client.worker("PUT", job, 2, "/attempts/2/blobs/at-work", content=b"a part")
         await node.say(resumed, WorkerState.RUNNING)
-        async with asyncio.timeout(10):  # it is deleted after the attempt's end is told
+        async with asyncio.timeout(10):  # it is deleted after the attempt's end is reported
             while _names(tmp_path / "blobs" / job) != {path.name for path in known} | {"at-work"}:
                 await asyncio.sleep(0.02)
         await node.say(resumed, WorkerState.SUCCEEDED)
         await client.until(job, "succeeded")
-        async with asyncio.timeout(10):  # it is deleted after the job's end is told
+        async with asyncio.timeout(10):  # it is deleted after the job's end is reported
             while _files(tmp_path / "blobs" / job) != known:
                 await asyncio.sleep(0.02)
 

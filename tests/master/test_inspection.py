@@ -2,23 +2,17 @@
 
 import asyncio
 import json
-import re
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cpu_time import is_within
 
-from rolecall.kit.pictures import timeline_svg
-from rolecall.master.api.inspection import _MAX_SPANS
 from rolecall.master.api.openapi import EXAMPLES
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
-from rolecall.master.timelines import RecordedWindow, silent, timeline, trace, without_schedule
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack, TraceDocument
@@ -245,72 +239,7 @@ async def test_an_answer_with_more_spans_than_a_worker_can_show_is_cut(
     assert (worker["cut"], [span[0] for span in worker["spans"]]) == (True, ["F"])
 
 
-@pytest.mark.slow
-def test_the_largest_timeline_is_encoded_in_calls_that_hold_the_lock_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks, name = 64, "n" * 48
-    spans = tuple(
-        Span(name, "communication", 1000 + number / 7, 1 / 3, 12345, 7, number, name)
-        for number in range(_MAX_SPANS // ranks)
-    )
-    recorded = [RecordedWindow(stage(rank), WINDOW.model_copy(update={"spans": spans})) for rank in range(ranks)]
-    document = timeline("a", 1, recorded, [], {}, now=WINDOW.at, live=False)
-    begin = time.thread_time()
-    document.model_dump_json()
-    assert is_within(time.thread_time() - begin, 0.1)
-
-    longest, dumps = 0, json.dumps
-
-    def encode(given: Any) -> str:
-        nonlocal longest
-        text = dumps(given)
-        longest = max(longest, len(text))
-        return text
-
-    monkeypatch.setattr(json, "dumps", encode)
-    assert len(json.loads(trace(document))["traceEvents"]) > _MAX_SPANS - ranks
-    assert longest < 10_000
-
-
 async def test_a_job_that_never_ran_has_no_timeline(client: Client) -> None:
     job = (await client.submit(roles=ONE_TRAINER))["id"]
     assert (await client.user("GET", f"/jobs/{job}/timeline")).status_code == 409
     assert (await client.user("POST", f"/jobs/{job}/profile", json={"step": 3})).status_code == 422
-
-
-def stage(rank: int) -> WorkerRecord:
-    return WorkerRecord(
-        job="a", attempt=1, rank=rank, role=Role.STAGE, role_rank=rank, node="n", state=WorkerState.RUNNING, pid=1,
-        exit_code=None, failure=None, spawned_at=None, joined_at=None,
-    )  # fmt: skip
-
-
-def test_why_there_is_no_picture_of_a_schedule() -> None:
-    assert "no pipeline" in without_schedule([replace(stage(0), role=Role.TRAINER)], live=True)
-    assert "try again after its next step" in without_schedule([stage(0)], live=True)
-    assert "left no complete step" in without_schedule([stage(0)], live=False)
-
-
-def test_a_timeline_without_windows_is_of_the_present() -> None:
-    now = datetime(2030, 1, 2, tzinfo=UTC)
-    missing = silent(stage(0), "it is stopped")
-    document = timeline("a", 1, [], [missing], {}, now=now, live=True)
-    assert (document.at, document.workers, document.silent) == (now, (), (missing,))
-
-
-def test_a_picture_shows_the_newest_step_that_all_workers_have_completed() -> None:
-    def recorded(rank: int, steps: int, begin_s: float) -> RecordedWindow:
-        steps_done = tuple(Step(number, begin_s + number, 1.0) for number in range(1, steps + 1))
-        spans = (
-            Span("whole job", "wait", 0.0, 1000.0, None, None, None, "main"),
-            *(Span("F", "compute", begin_s + number, 0.5, number, 0, 0, "main") for number in range(1, steps + 1)),
-        )
-        window = Window(at=WINDOW.at, clock_s=100.0, steps=steps_done, spans=spans)
-        return RecordedWindow(stage(rank), window)
-
-    ahead, behind, other = recorded(0, 6, 10.0), recorded(1, 5, 10.1), recorded(2, 0, 0.0)
-    document = timeline("a", 1, [ahead, behind, other], [], {}, now=WINDOW.at, steps=1, live=True)
-    assert [[step.number for step in worker.steps] for worker in document.workers] == [[5], [5], []]
-    assert [[span.step for span in worker.spans] for worker in document.workers] == [[None, 5], [None, 5], [None]]
-    picture = timeline_svg(document)
-    assert picture.count("whole job") == 6  # A hint and a label in each of three rows.
-    assert re.findall(r">([\d.]+)</text>", picture)[-1] == "1.0"  # The time axis ends with the step, not with the job.

@@ -90,7 +90,7 @@ class JobLife(RuleBasedStateMachine):
         self.whole: dict[str, set[tuple[int, int]]] = {}
         """Attempt and step of the checkpoints of each job that are recorded, and that no rule has damaged."""
         self.hidden: dict[Path, Path] = {}
-        """Files that are out of sight, as if a mount were away, and where they are meanwhile."""
+        """Files that are out of sight, as if a mount was missing, and where they are meanwhile."""
         self.settled = True
         """Whether nothing has happened since the last pass."""
 
@@ -524,6 +524,7 @@ def on_postgresql(server: str) -> NewSettings:
 
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {template}")  # type: ignore[arg-type]
+    # The state machine's rules are synchronous and have a loop of their own, so no test that awaits this can run it.
     asyncio.run(migrate())
     return new_settings
 

@@ -98,7 +98,7 @@ async def running_gang(url: str) -> tuple[Node, str]:
 
 
 @asynccontextmanager
-async def goes_on(node: Node, client: Client, job: str) -> AsyncIterator[None]:
+async def continues(node: Node, client: Client, job: str) -> AsyncIterator[None]:
     """Let the node beat to another master during the block; its gang is the same then, and runs."""
     node.client, node.desired = client, None
 
@@ -215,7 +215,7 @@ async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp
             assert (await second.user("GET", "/readyz")).status_code == 503
             process.kill()
             await ready(second)
-            async with goes_on(node, second, job):
+            async with continues(node, second, job):
                 for _ in range(2):  # After twice this time, a silent node is lost.
                     clock.advance(NODE_TIMEOUT_S - 1)
                     async with asyncio.timeout(10):
@@ -238,7 +238,7 @@ async def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_en
             late = asyncio.create_task(http.post("/jobs", headers=bearer(TOKEN), json={"workload": "toy"}))
             _end_lock_session(database_url)  # as the server does after the lease
             await ready(second)
-            async with goes_on(node, second, job):
+            async with continues(node, second, job):
                 process.send_signal(signal.SIGCONT)
                 with suppress(httpx.TransportError):  # it may have ended before it answers
                     assert (await late).status_code == 503

@@ -66,7 +66,7 @@ def make_gang(state: J, *states: W, stop: StopMode | None = None, **values: Any)
 
 
 def fail(seconds: float = 0, **values: Any) -> Failure:
-    """A failure so many seconds after the start."""
+    """A failure `seconds` after the start."""
     return Failure(**({"message": "boom", "at": NOW + timedelta(seconds=seconds)} | values))
 
 

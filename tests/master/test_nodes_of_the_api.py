@@ -1,4 +1,4 @@
-"""Nodes that register, report findings and look around, and what users see of them."""
+"""Nodes that register, report findings and ask about the cluster, and what users see of them."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ async def test_a_node_is_placed_on_once_it_has_said_how_it_is(client: Client) ->
     assert shown["alive"]
 
 
-async def test_a_node_looks_around(client: Client) -> None:
+async def test_a_node_asks_about_the_cluster(client: Client) -> None:
     await one_trainer(client)
     await one_trainer(client, "trainer-1")
     await one_trainer(client, "trainer-2", boot="m1")
@@ -109,7 +109,7 @@ async def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it
         assert (await node.register()).is_success
 
 
-async def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
+async def test_a_node_that_calls_while_the_database_is_unavailable_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager

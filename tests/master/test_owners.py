@@ -70,7 +70,7 @@ async def test_idempotency_keys_belong_to_their_owner(client: Client) -> None:
     assert (await client.call(alice, "POST", "/jobs", json=body)).status_code == 422
 
 
-async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
+async def test_a_token_may_queue_a_limited_number_of_jobs(client: Client) -> None:
     alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=2)
     first, second = [accepted(await submit_as(client, alice))["id"] for _ in range(2)]
     await client.call(alice, "POST", f"/jobs/{first}/pause")
@@ -116,7 +116,7 @@ async def test_a_token_gives_priorities_up_to_its_limit(client: Client) -> None:
     assert (await client.call(alice, "PATCH", f"/jobs/{job}", json={"name": "other"})).status_code == 200
 
 
-async def test_a_token_may_run_so_many_workers(client: Client) -> None:
+async def test_a_token_may_run_a_limited_number_of_workers(client: Client) -> None:
     alice, bob = (
         await make_token(client, "alice", Scope.SUBMIT, max_slots=2),
         await make_token(client, "bob", Scope.SUBMIT),
@@ -163,7 +163,7 @@ async def test_who_submits_and_cancels_fills_their_own_storage(client: Client) -
             await asyncio.sleep(0.01)
 
 
-async def test_a_token_may_store_so_many_bytes(client: Client, tmp_path: Path) -> None:
+async def test_a_token_may_store_a_limited_number_of_bytes(client: Client, tmp_path: Path) -> None:
     alice = await make_token(client, "alice", Scope.SUBMIT)
     node = await one_trainer(client)
     cancelled = accepted(await submit_as(client, alice, roles={"trainer": 99}))["id"]

@@ -36,7 +36,7 @@ def test_a_job_s_progress_holds_a_bounded_number_of_metrics() -> None:
     ("attempt", "rank", "step", "newer"),
     [
         (2, 1, 6, True),
-        (2, 1, 5, True),  # the same again, e.g. read twice
+        (2, 1, 5, True),  # the same again, for example read twice
         (2, 0, 5, True),
         (2, 2, 5, False),
         (2, 0, 4, False),
@@ -59,7 +59,7 @@ def test_what_a_line_does_not_tell_stays() -> None:
     assert advance(after, progress_line("step", step=3, metrics={"loss": math.nan})).loss is None
 
 
-def test_what_is_no_progress_line_is_skipped_and_offsets_go_on() -> None:
+def test_what_is_no_progress_line_is_skipped_and_offsets_continue() -> None:
     first, other = progress_line("step", step=1), progress_line("event", message="saved")
     raw = [first.model_dump_json().encode() + b"\n", b"no JSON\n", other.model_dump_json().encode() + b"\n"]
     batch = parse(KEY, raw, 100)

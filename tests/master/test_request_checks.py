@@ -43,7 +43,7 @@ async def ended() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_check_that_loops_is_given_up_and_ended_while_the_loop_goes_on() -> None:
+async def test_a_check_that_loops_is_given_up_and_ended_while_the_event_loop_runs() -> None:
     checks = checks_of(spinning)
     slow = asyncio.create_task(checks.run(SLOW))
     turns = 0
@@ -80,7 +80,7 @@ async def test_a_check_that_ended_in_time_counts_even_if_the_event_loop_learns_o
 
 
 @pytest.mark.parametrize("error", [KeyError("oops"), SystemExit(3), StopIteration(), RecursionError()])
-async def test_a_check_that_breaks_is_told_as_the_workloads_defect(error: BaseException) -> None:
+async def test_a_check_that_breaks_is_reported_as_the_workloads_defect(error: BaseException) -> None:
     def broken(_params: Params, _counts: dict[Role, int]) -> None:
         raise error
 

@@ -49,7 +49,7 @@ def test_the_reason_names_the_resources(wanted: int, own: Resources, expected: s
     assert outcome.lasting == expected.partition(":")[0]
 
 
-def test_roles_that_share_a_machines_gpus_are_told_so() -> None:
+def test_roles_that_share_a_machines_gpus_get_a_reason_that_says_so() -> None:
     nodes = [alive(make_node(f"{role}-0", role, 9, gpus=2)) for role in (SERVER, TRAINER)]
     assert reason(place({SERVER: 1, TRAINER: 2}, nodes, [], {SERVER: ON_GPU})) == (
         "waiting for 1 parameter-server slot with a GPU and 2 trainer slots: they share machines that hold 2 in total; "

@@ -193,7 +193,7 @@ def test_a_per_node_job_has_no_worker_on_lost_and_draining_nodes() -> None:
     assert {worker.node for worker in plan.workers} == {"server-0", "trainer-0"}
 
 
-def test_who_is_to_run_on_nodes_that_are_away_waits_for_them_and_holds_nobody_back() -> None:
+def test_who_is_to_run_on_unavailable_nodes_waits_for_them_and_holds_nobody_back() -> None:
     outcomes = schedule([per_node_job("trainer-0", "gone"), job("small", 1)], NODES, [], NOW, WINDOW)
     waiting = outcomes["all"]
     assert isinstance(waiting, Waiting)

@@ -128,7 +128,7 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement(client: Client) ->
 
 
 @pytest.mark.slow
-async def test_a_call_that_the_exit_cuts_off_is_told_to_try_again(
+async def test_a_call_that_the_exit_cuts_off_is_asked_to_try_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = asyncio.Event()

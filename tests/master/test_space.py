@@ -1,4 +1,4 @@
-"""The master's volume is watched, and its streams are measured, beside the event loop."""
+"""The master's volume is watched, and its streams are measured, outside the event loop."""
 
 import asyncio
 import os

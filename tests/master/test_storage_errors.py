@@ -37,14 +37,14 @@ def test_a_full_volume_is_known_by_its_words(error: Exception) -> None:
     assert "free some space" in found.detail
 
 
-def test_a_database_that_is_away_says_why() -> None:
+def test_an_unavailable_database_says_why() -> None:
     found = storage_error(database_error("connection refused"))
     assert found
     assert not found.full
     assert "connection refused" in found.detail
 
 
-def test_a_caller_of_a_database_in_found_is_told_when_to_try_again() -> None:
+def test_a_caller_of_a_database_in_found_learns_when_to_try_again() -> None:
     app = FastAPI()
     add_problem_handlers(app)
 
@@ -70,7 +70,7 @@ def test_other_errors_are_none_of_the_storages(error: Exception) -> None:
     assert storage_error(error) is None
 
 
-def test_what_fails_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_repeatedly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     errors = ErrorLog()
     for moment in range(3):

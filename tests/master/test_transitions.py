@@ -189,7 +189,7 @@ async def test_a_checkpoint_is_not_in_doubt_while_the_gang_still_stops(connectio
     assert await checkpoints.due_for_verification(connection, LATER) == []
 
 
-async def test_the_workers_of_a_lost_node_end_and_those_of_others_go_on(connection: AsyncConnection) -> None:
+async def test_the_workers_of_a_lost_node_end_and_those_of_others_continue(connection: AsyncConnection) -> None:
     await place(connection)
     assert await lose_workers(connection, "trainer-0", "node trainer-0 was lost", LATER) == {"toy-1"}
     lost, other = (await attempts.gang(connection, await job(connection))).workers

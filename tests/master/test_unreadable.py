@@ -23,7 +23,7 @@ def damage(data: Path, table: str, column: str, text: str, where: str) -> None:
         database.commit()
 
 
-async def is_well(client: Client) -> None:
+async def assert_works(client: Client) -> None:
     """All that reads every job still answers."""
     for path in ("/jobs", "/metrics", "/readyz", "/nodes"):
         answer = await client.user("GET", path)
@@ -54,7 +54,7 @@ async def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, colum
         assert "run that release again and retry the job" in document["reason"]
         events = (await client.user("GET", f"/jobs/{bad}/events")).json()["events"]
         assert (events[-1]["kind"], events[-1]["message"]) == ("failed", document["reason"])
-        await is_well(client)
+        await assert_works(client)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ async def test_a_running_job_that_cant_be_read_gives_its_slots_back(
         assert said in document["reason"]
         (worker,) = await node.workers()
         assert worker.launch.job == waiting
-        await is_well(client)
+        await assert_works(client)
 
 
 async def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
     damage(tmp_path, "nodes", "spec", '{"role": "chef"}', "1")
     async with on_master(tmp_path) as client:
         other = await one_trainer(client, "trainer-1", boot="m1")
-        await is_well(client)
+        await assert_works(client)
         node = Node(client, other.spec.model_copy(update={"name": "trainer-0", "started": "trainer-0-first"}))
         unknown = await client.internal("POST", "/nodes/trainer-0/heartbeat", json={"started": "trainer-0-first"})
         assert unknown.status_code == 404
@@ -140,7 +140,7 @@ async def test_a_token_that_cant_be_read_is_valid_for_nothing_and_the_others_are
     async with on_master(tmp_path) as client:
         assert (await client.call(bad, "GET", "/jobs")).status_code == 401
         assert (await client.call(good, "GET", "/jobs")).status_code == 200
-        await is_well(client)
+        await assert_works(client)
         found = (await client.user("GET", "/tokens")).json()["tokens"]
         assert "good" in {token["name"] for token in found}
 
@@ -152,7 +152,7 @@ async def test_a_master_whose_passes_fail_is_not_ready_and_says_why(
     monkeypatch.setattr(cluster, "_PATIENCE_S", 1.5)
 
     async with on_master(tmp_path) as client:
-        await is_well(client)
+        await assert_works(client)
         with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
             database.execute("ALTER TABLE nodes RENAME TO hidden")
         await client.submit(roles=ONE_TRAINER)

@@ -153,7 +153,7 @@ async def test_readings_that_differ_prove_nothing(store: Store) -> None:
 
 
 async def test_a_checkpoint_of_the_right_size_alone_replaces_none_that_is_gone(store: Store) -> None:
-    """Else the whole one is forgotten while its mount is away, and the damaged one when somebody reads it."""
+    """Else the whole one is forgotten while its mount is missing, and the damaged one when a reader finds it."""
     for step in (10, 20):
         await store.add(step)
     part = store.part(10, "trainer-0")

@@ -15,7 +15,7 @@ def worst(facts: list[Facts]) -> dict[tuple[str, tuple[str, ...]], NodeFinding]:
     return {(one.check, one.nodes): one for one in compare_facts(facts) if one.level is not Level.OK}
 
 
-def test_nodes_alike_are_well() -> None:
+def test_nodes_alike_have_no_problems() -> None:
     assert worst([fact("a"), fact("b")]) == {}
 
 

@@ -1,4 +1,4 @@
-"""The way to the master, asked of this machine's kernel."""
+"""The route to the master, asked of this machine's kernel."""
 
 import asyncio
 import logging

@@ -65,7 +65,7 @@ def test_one_bad_node_costs_two_stalls_and_all_others_are_measured(count: int) -
 
 
 def test_stalls_that_no_node_can_be_blamed_for_end_the_measuring_with_all_that_was_found() -> None:
-    """One pair in every round, each of other nodes: what is left after the grace is told with its number."""
+    """One pair in every round, each of other nodes: what is left after the grace is reported with its number."""
     plan = rounds(60)
     seen: set[int] = set()
     cut: set[Pair] = set()
@@ -83,7 +83,7 @@ def test_stalls_that_no_node_can_be_blamed_for_end_the_measuring_with_all_that_w
     assert f"{60 * 59 // 2 - len(network.asked)} of 1770 pairs were not measured" in warning.message
 
 
-def test_a_slow_network_is_given_up_in_time_and_what_was_not_measured_is_told() -> None:
+def test_a_slow_network_is_given_up_in_time_and_what_was_not_measured_is_reported() -> None:
     network = Network(40, slow_s=5.0)
     findings = network.examine()
     assert MEASURE_S + GRACE_S < network.now <= MEASURE_S + GRACE_S + 5
@@ -95,7 +95,7 @@ def test_a_slow_network_is_given_up_in_time_and_what_was_not_measured_is_told() 
     assert len(of_level(findings, Level.OK)) == 2 * len(network.asked)
 
 
-def test_halves_that_do_not_reach_each_other_are_told_in_time() -> None:
+def test_halves_that_do_not_reach_each_other_are_reported_in_time() -> None:
     """Every link between two halves stalls: no doubt about the links, some about the nodes."""
     halves = frozenset((f"n{a}", f"n{b}") for a in range(10) for b in range(10, 20))
     network = Network(20, cut=halves)

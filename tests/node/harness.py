@@ -301,7 +301,7 @@ def gone(pids: set[int], timeout_s: float) -> bool:
 
 @contextmanager
 def working_node(data: Path, **settings: Any) -> Iterator[ScriptedMaster]:
-    """A master with one node that has been heard; the node ends with the block, and not before."""
+    """A master with one node that has registered; the node ends with the block, and not before."""
     master = ScriptedMaster()
     with master.serving():
         node = start_node(master, data, **settings)

@@ -58,7 +58,7 @@ def stay(request: ForkRequest, workdir: Workdir) -> int:
 
 
 def grip(request: ForkRequest, workdir: Workdir) -> int:
-    """Hold Python's lock for ever, in a call of C code."""
+    """Hold Python's lock indefinitely, in a call of C code."""
     report(workdir, kind="joined")
     re.match("(a+)+b", "a" * 64)
     return 0

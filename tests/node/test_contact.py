@@ -14,7 +14,7 @@ from rolecall.spec.finding import Level
         (True, 100.0, 10.0, 129.0, False),
         (True, 100.0, 50.0, 131.0, False),  # The master does not yet count it as lost.
         (True, 100.0, None, 131.0, True),  # A master of an earlier release.
-        (False, 100.0, 10.0, 10_000.0, False),  # The master is away, but nobody is cut off.
+        (False, 100.0, 10.0, 10_000.0, False),  # The master is unavailable, but nobody is cut off.
         (True, None, None, 10_000.0, False),  # There was never a master to lose.
     ],
 )
@@ -31,7 +31,7 @@ def test_a_node_that_its_master_refuses_is_fenced_when_it_must_count_as_lost() -
     contact.failed(refuses, 0.0)
     assert contact.fence_reason(cut_off=False, now=100.0) is None, "it never had workers"
     contact.answered(100.0)
-    # While the master is away, or a proxy answers for it, nothing is placed elsewhere.
+    # While the master is unavailable, or a proxy answers for it, nothing is placed elsewhere.
     for error, at in ((MasterUnreachable("away"), 110.0), (MasterRefuses("a proxy refuses"), 120.0), (refuses, 300.0)):
         contact.failed(error, at)
         assert contact.fence_reason(cut_off=False, now=at) is None
@@ -49,7 +49,7 @@ def test_a_node_that_its_master_refuses_is_fenced_when_it_must_count_as_lost() -
     assert contact.fence_reason(cut_off=False, now=430.0) is None
 
 
-def test_a_refusal_that_is_over_is_told_for_a_while() -> None:
+def test_a_refusal_that_is_over_is_reported_for_a_while() -> None:
     contact = Contact(fence_s=30.0)
     contact.answered(0.0)
     contact.failed(MasterUnreachable("away"), 5.0)

@@ -323,7 +323,7 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
     assert 'job="seen"' not in scrape(url).text
 
 
-def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:
+def test_workers_continue_while_the_master_is_unavailable_and_their_end_is_reported_later(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with running_node(master, tmp_path) as node:
         with master.serving():
@@ -371,7 +371,7 @@ def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
         assert gone(family, 2.0)
 
 
-def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
+def test_a_node_that_is_asked_to_end_drains(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), running_node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:
         key = master.want(launch("drained", "obey"))

@@ -152,7 +152,7 @@ def test_slices_are_chosen_by_their_uuids(divided: str, chosen: str, usable: int
     assert (inventory.usable, inventory.no_peer_access) == (len({gpu.whole for gpu in found}), pairs)
 
 
-def test_a_driver_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
+def test_a_driver_that_fails_is_reported_with_its_words(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
     program.chmod(0o755)

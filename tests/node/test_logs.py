@@ -1,4 +1,4 @@
-"""A worker's log on its way to the master's segments, in bounded space at both ends."""
+"""A worker's log between the worker and the master's segments, in bounded space at both ends."""
 
 import random
 from pathlib import Path
@@ -15,7 +15,7 @@ KEEP = 4 << 20
 
 
 class FakeMaster:
-    """The master's side: takes chunks as its streams do, unless it is away."""
+    """The master's side: takes chunks as its streams do, unless it is unavailable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ async def test_what_has_been_sent_takes_no_space_here(log: Log) -> None:
     assert gap[0] >= KEEP // 2
 
 
-async def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
+async def test_a_flood_while_the_master_is_unavailable_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
     log.write(1000)
     await log.ship_all()
     log.master.unavailable = True

@@ -205,7 +205,7 @@ async def test_a_node_whose_heartbeats_its_master_refuses_ends_its_workers(
             assert node.pool.workers[key].actual.killed == (not by_proxy)
 
 
-async def test_a_node_that_loses_its_address_too_while_the_master_is_away_ends_its_workers(tmp_path: Path) -> None:
+async def test_a_node_that_loses_its_address_while_the_master_is_unavailable_ends_its_workers(tmp_path: Path) -> None:
     master = ScriptedMaster()
     key = master.want(launch("lonely", "stay"))
     async with linked(master, tmp_path) as node, node.running():

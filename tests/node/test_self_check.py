@@ -34,7 +34,7 @@ def by_check(findings: tuple[Finding, ...]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-async def test_while_the_master_is_away_its_last_answer_counts(tmp_path: Path) -> None:
+async def test_while_the_master_is_unavailable_its_last_answer_counts(tmp_path: Path) -> None:
     master = ScriptedMaster()
     master.ahead_s = 41.0
     async with self_check(master, tmp_path) as check:

@@ -85,7 +85,7 @@ def test_a_line_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     assert [read.step for _ in range(8) for read in reader.read()] == [2, 4]
 
 
-async def test_a_master_that_is_away_is_waited_for_until_it_is_back(progress: Stream) -> None:
+async def test_an_unavailable_master_is_waited_for_until_it_is_back(progress: Stream) -> None:
     contact, master = in_contact(), FakeMaster(MasterUnreachable("away"), failures=1000)
     contact.failed(MasterUnreachable("away"), 1.0)
     assert await seconds_to_ship(master, progress, contact) > 900

@@ -1,4 +1,4 @@
-"""One process that does what `reinforce` does, written anew from the papers: no vector environments, no masks.
+"""One process that does what `reinforce` does, written again from the papers: no vector environments, no masks.
 
 It plays its environments one after the other, keeps every episode as a list, and takes torch's own distributions for
 probabilities. What it shares with the workload are the policy's first weights and the seeds.

@@ -1,4 +1,4 @@
-"""Every workload's first losses are those of the day when they were proved right, and it declares what it reports.
+"""Every workload's first losses are those of the day when they were verified, and it declares what it reports.
 
 Parity tests would not notice a change that a gang and its reference make together, in the order of the data or in the
 first weights. After a change that is meant, `python -m tests.numerics.test_golden` writes the new losses.

@@ -29,7 +29,7 @@ JOBS = {
         "algorithm": {"name": "reinforce"},
     },
 }
-# The first losses of the job `ppo`, so that a change of what is learnt is noticed even where both sides change.
+# The first losses of the job `ppo`, so that a change of what is learned is noticed even where both sides change.
 GOLDEN = [21.645697251, 19.436808889, 19.640795987]
 
 
@@ -145,7 +145,7 @@ def test_the_tutorials_agent_learns_what_it_does_alone(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo, continuous", "reinforce"])
 def test_the_same_again_and_after_an_interruption(tmp_path: Path, name: str) -> None:
-    """Also the statistics of observations and rewards, and the environments that begin anew."""
+    """Also the statistics of observations and rewards, and the environments that begin again."""
     params = job(name, normalize_observations=True, normalize_rewards=True, checkpoint_every_updates=3)
     whole, again, resumed = (tmp_path / folder for folder in ("whole", "again", "resumed"))
     expected = run_gang("reinforce", params, roles(2), whole)

@@ -135,7 +135,7 @@ def test_squared_errors_and_scores_of_synthetic_images(alone: Alone, tmp_path: P
 
 @pytest.mark.slow
 def test_more_micro_batches_than_rpc_has_threads_by_default(folder: str, alone: Alone, tmp_path: Path) -> None:
-    """The tutorial's protocol holds a thread for each of them at every stage: with too few all would wait for ever."""
+    """The tutorial's protocol holds a thread for each of them at every stage: with too few all would hang."""
     data = {"size": 32}
     params = job(folder, data=data, precision="float64", norm="group", batch_size=18, micro_batches=18, max_steps=1)
     assert_same(run(params | {"protocol": "tutorial"}, 2, tmp_path, timeout_s=90), alone(params), 1e-10)

@@ -91,7 +91,7 @@ def manifest_of(result: GangResult, step: int) -> CheckpointManifest:
 
 
 def resume(whole: GangResult, params: dict[str, Any], counts: dict[Role, int], folder: Path, step: int) -> GangResult:
-    """A gang in `folder` that goes on from the checkpoint of `step` in the folder of `whole`."""
+    """A gang in `folder` that continues from the checkpoint of `step` in the folder of `whole`."""
     folder.mkdir()
     (folder / "blobs").symlink_to(whole.folder / "blobs")
     return run_gang("rnn-lm", params, counts, folder, resume_from=manifest_of(whole, step))

@@ -36,7 +36,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.o
 
 
 def whole_model(params: Params, vocabulary: int) -> nn.Module:
-    """The model in one piece, with the first weights that the stages begin with."""
+    """The whole model, with the first weights that the stages begin with."""
     dtype = torch.float64 if params.precision == "float64" else torch.float32
     if params.whole_model is not None:
         torch.manual_seed(params.seed)
@@ -203,7 +203,7 @@ def _trace(params: Params, ranks: int) -> None:
 
 
 def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
-    # Before any other thread does: torch mends its thread pool at its first use after a fork, but not for two at once.
+    # Before any other thread does: torch repairs its thread pool at its first use after a fork, not for two at once.
     torch.set_num_threads(1)
     try:
         store = dist.FileStore(str(folder / "store"), workers)
@@ -247,7 +247,7 @@ _SCHEDULE = {"schedule", "split", "micro_batches", "virtual_stages", "cuts", "re
 
 
 def _one_process(params: Params) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the gradients of the model in one piece, which cases that differ in their schedule share."""
+    """The loss and the gradients of the whole model, which cases that differ in their schedule share."""
     key = params.model_dump_json(exclude=_SCHEDULE)
     if key not in _references:
         whole = whole_model(params, VOCABULARY)
@@ -273,7 +273,7 @@ _traces: dict[Any, Any] = {}
 
 
 def _traced_once(module: nn.Module, mb_args: tuple[Tensor], split_spec: dict[str, Any]) -> Any:
-    """In place of torch's `pipeline`: cases that cut the same model alike share one trace."""
+    """Instead of torch's `pipeline`: cases that cut the same model alike share one trace."""
     key = (tuple(split_spec.items()), mb_args[0].shape, next(module.parameters()).dtype)
     if key not in _traces:
         _traces[key] = pipeline(module, mb_args, split_spec=split_spec)

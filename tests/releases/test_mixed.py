@@ -125,7 +125,7 @@ def test_the_previous_releases_lines_are_read() -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Path) -> None:
+async def test_a_node_and_a_database_of_the_previous_release_continue(tmp_path: Path) -> None:
     """The master was upgraded, its node was not: the running job ends well, and the waiting one has its place."""
     with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
         database.executescript((RECORDED / "database.sql").read_text())

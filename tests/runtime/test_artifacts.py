@@ -1,4 +1,4 @@
-"""An artifact is stored in the end, however long the store is away."""
+"""An artifact is stored in the end, however long the store is unavailable."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "_PAUSE_S", 0.01)
 
 
-def test_a_master_that_is_away_for_long_is_waited_for(tmp_path: Path) -> None:
+def test_a_master_that_is_unavailable_for_long_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
     events: list[str] = []
     answers = [503] * 10 + [200, 503, 503, 503, 503, 200]

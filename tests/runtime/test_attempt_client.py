@@ -42,7 +42,7 @@ def answering(
         server.shutdown()
 
 
-def test_what_the_master_does_not_have_is_told_apart(tmp_path: Path) -> None:
+def test_what_the_master_does_not_have_is_distinguished(tmp_path: Path) -> None:
     with answering([404]) as client, pytest.raises(NoSuchBlob):
         client.get_blob("1/part", tmp_path / "part")
 
@@ -61,7 +61,7 @@ def test_a_limit_of_what_may_be_stored_ends_the_job_without_another_attempt(tmp_
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_after_a_success_is_the_one_of_a_proxy(tmp_path: Path, status: int) -> None:
-    """The master accepted the token, so it is not the master that refuses it: the attempt goes on."""
+    """The master accepted the token, so it is not the master that refuses it: the attempt continues."""
     clock = ManualClock()
     answers = [200, status, 200]
     with answering(answers, clock) as client:

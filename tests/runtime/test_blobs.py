@@ -47,7 +47,7 @@ def test_a_part_is_durable_before_its_name_and_the_name_before_the_return(
 
 
 def test_a_store_that_fails_is_unavailable(tmp_path: Path) -> None:
-    """The checkpoint is skipped then, and the attempt goes on."""
+    """The checkpoint is skipped then, and the attempt continues."""
     (tmp_path / "part").write_bytes(b"weights")
     blobs = SharedBlobs(str(tmp_path / "store"), "job", 1)
     shutil.rmtree(tmp_path / "store")

@@ -23,7 +23,7 @@ def lines(path: Path) -> list[ProgressLine]:
     return [ProgressLine.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Path) -> None:
+def test_the_first_step_is_reported_apart_and_later_ones_are_throttled(tmp_path: Path) -> None:
     clock = ManualClock()
     with closing(Reporter(tmp_path / "progress", clock)) as report:
         for step in range(1, 1001):
@@ -36,7 +36,7 @@ def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Pat
     assert written[-2].samples_per_s == 8 / 0.0625
 
 
-def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporter) -> None:
+def test_the_last_step_is_reported_before_the_result(tmp_path: Path, report: Reporter) -> None:
     for step in range(1, 6):
         report(step, loss=step / 10)
     report.result({"test_loss": 0.25})
@@ -66,7 +66,7 @@ def test_metrics_may_be_tensors(tmp_path: Path, report: Reporter) -> None:
     assert lines(tmp_path / "progress")[0].metrics == {"loss": 1.0, "rate": 0.5, "part": 0.25}
 
 
-def test_the_last_step_is_told_before_the_end(tmp_path: Path) -> None:
+def test_the_last_step_is_reported_before_the_end(tmp_path: Path) -> None:
     with closing(Reporter(tmp_path / "progress")) as report:
         report(1, loss=1.0)
         report(2, loss=0.5)
@@ -91,7 +91,7 @@ def test_events_results_and_scores_are_never_throttled(tmp_path: Path, report: R
 
 
 def test_a_long_job_writes_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps come the more seldom the more is written; in the end, the result alone has room."""
+    """Steps come more rarely, the more is written; in the end, the result alone has room."""
     monkeypatch.setattr(reporter, "PROGRESS_BYTES", 64 * 1024)
     monkeypatch.setattr(reporter, "_WRITE_EVERY_S", 0.0)
     with closing(Reporter(tmp_path / "progress")) as report:

@@ -84,7 +84,7 @@ def _object(root: Schema, schema: Schema) -> st.SearchStrategy[Any]:
 
 
 def nested(depth: int, inner: Any = 0) -> Any:
-    """`inner` below so many lists."""
+    """`inner` below `depth` lists."""
     for _ in range(depth):
         inner = [inner]
     return inner

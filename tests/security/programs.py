@@ -49,7 +49,7 @@ def containers(
 
 
 def await_nodes(client: httpx.Client, count: int) -> list[dict[str, Any]]:
-    """The nodes, once so many have registered."""
+    """The nodes, once `count` have registered."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         with suppress(httpx.TransportError):
@@ -60,7 +60,7 @@ def await_nodes(client: httpx.Client, count: int) -> list[dict[str, Any]]:
 
 
 def await_end(client: httpx.Client, job: str, meanwhile: Callable[[], object] = bool) -> dict[str, Any]:
-    """The job's document when it has ended. Calls `meanwhile` again and again until then."""
+    """The job's document when it has ended. Calls `meanwhile` repeatedly until then."""
     document: dict[str, Any] = {}
     deadline = time.monotonic() + JOB_S
     while time.monotonic() < deadline:

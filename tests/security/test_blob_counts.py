@@ -1,4 +1,4 @@
-"""What a worker may record and store in number, beside its bytes."""
+"""What a worker may record and store in number, in addition to its bytes."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ async def running(client: Client) -> str:
 
 
 @pytest.mark.slow
-async def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_has_a_limited_number_of_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs, "MAX_FILES", 3)
 
     async with on_master(tmp_path) as client:

@@ -115,7 +115,7 @@ async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(
 
 
 @pytest.mark.slow
-async def test_a_store_that_is_away_for_the_master_too_proves_nothing(tmp_path: Path) -> None:
+async def test_a_store_that_is_unavailable_to_the_master_too_proves_nothing(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         job = await run_checkpointed(10, 20)(client, node)

@@ -196,7 +196,7 @@ def test_what_shimmy_registers_imports_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert named == []
 
 
-def test_a_policy_is_judged_where_it_is_made() -> None:
+def test_a_policy_is_checked_where_it_is_made() -> None:
     params = Params.model_validate(
         {"environment": "CartPole-v1", "policy": {"name": "custom", "builder": "subprocess:Popen"}}
     )

@@ -1,4 +1,4 @@
-"""A job on a real cluster whose code looks for what it should not have, and a stranger beside it."""
+"""A job on a real cluster whose code looks for what it should not have, and another process next to it."""
 
 import json
 import os
@@ -119,7 +119,7 @@ def test_a_job_s_code_gets_at_nothing_of_the_cluster(
     assert "kill" in refused or landlock.version() < 6
 
 
-def test_a_job_that_leaves_its_folder_is_told_about_the_sandbox(suspicious: Cluster, rows: Path) -> None:
+def test_a_job_that_leaves_its_folder_learns_about_the_sandbox(suspicious: Cluster, rows: Path) -> None:
     body = with_model(short_job(rows, trainers=1), builder="thief:blunder") | {"max_restarts": 0}
     document = suspicious.wait_for(suspicious.submit(body), "failed", 120)
     assert "the sandbox keeps workers from" in document["reason"]

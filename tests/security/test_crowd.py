@@ -119,7 +119,7 @@ async def test_silent_anonymous_connections_block_nobody(
 
 
 @pytest.mark.slow
-async def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_with_a_token_are_bounded_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with limited(tmp_path, monkeypatch, replace(PATIENT, connections=4)) as (client, address):
         beat = half(NODE_TOKEN, "/internal/nodes/x/heartbeat")
         assert (await client.user("GET", "/jobs")).is_success

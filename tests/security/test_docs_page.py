@@ -1,4 +1,4 @@
-"""`/docs` is served whole by the master, and a browser that heeds its policy shows it."""
+"""`/docs` is served whole by the master, and a browser that obeys its policy shows it."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.prerequisites import unavailable
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
-async def test_every_answer_bears_the_policy(tmp_path: Path) -> None:
+async def test_every_answer_has_the_policy(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         calls = [
             await client.http.get("/healthz"),

@@ -18,9 +18,7 @@ from tests.master.harness import (
     NODE_TOKEN,
     TOKEN,
     Client,
-    bearer,
     make_settings,
-    make_token,
     one_trainer,
     serving,
     signing_key,
@@ -30,8 +28,6 @@ from tests.security.certificates import make_ca, sign
 
 from rolecall.edge.connection_table import ConnectionLimits
 from rolecall.master import server
-from rolecall.master.api import gate
-from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 
 MIB = 1 << 20
@@ -290,39 +286,3 @@ async def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monk
                 assert await asyncio.wait_for(loop.sock_recv(slow, 4096), 5)
                 await asyncio.sleep(QUICK.stall_s / 10)
                 assert any(one.client == slow.getsockname() for one in held)
-
-
-async def follows_again(http: httpx.AsyncClient, path: str, secret: str) -> bool:
-    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(secret)) as again:
-        return again.status_code == 200
-
-
-async def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "FOLLOWERS", 3)
-
-    async with limited(tmp_path, monkeypatch, QUICK) as (client, _):
-        job = (await client.submit())["id"]
-        path, http = f"/jobs/{job}/logs", client.http
-        secret = await make_token(client, "ci", Scope.READ)
-        async with asyncio.timeout(10):
-            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(secret)) for _ in range(3)]
-            for one in following:
-                assert (await one.__aenter__()).status_code == 200
-            refused = await http.get(path, params={"follow": "1"}, headers=bearer(secret))
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
-            # Another secret of the same token shares its limit, but another token has its own.
-            rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})
-            fresh = bearer(rotated.json()["secret"])
-            assert (await http.get(path, params={"follow": "1"}, headers=fresh)).status_code == 429
-            async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as other:
-                assert other.is_success
-            assert (await http.get(path, params={"follow": "false"}, headers=bearer(TOKEN))).is_success
-            await following.pop().__aexit__(None, None, None)
-            while not await follows_again(http, path, secret):
-                await asyncio.sleep(0.01)
-            for one in following:
-                await one.__aexit__(None, None, None)
-
-
-def test_many_logs_may_be_followed() -> None:
-    assert gate.FOLLOWERS >= 200

@@ -367,7 +367,7 @@ def test_the_master_names_every_field_and_the_roots(root: Path) -> None:
     assert list(field_errors("embedding-ddp", {"data": rows})) == ["params.data.train.0"]
 
 
-def test_thousands_of_paths_are_judged_in_a_moment(root: Path) -> None:
+def test_thousands_of_paths_are_checked_in_a_moment(root: Path) -> None:
     started = time.process_time()
     found = field_errors("rnn-lm", {"text": {"train": ["/etc/passwd" + "/x" * 40] * 10_000}})
     assert len(found) == 20

@@ -73,7 +73,7 @@ class Gang:
         assert self.ends[rank].poll(60)
         return self.ends[rank].recv()
 
-    def go_on(self) -> list[Any]:
+    def proceed(self) -> list[Any]:
         """What both say after their next step."""
         for end in self.ends:
             end.send("on")
@@ -107,11 +107,11 @@ def test_an_intruder_who_came_early_is_cut_off_and_nobody_comes_later() -> None:
     with gang() as met:
         early = intruder(met.port)
         early.set("address/0", "forged")
-        assert met.go_on() == [["of 0", "of 1"]] * 2
+        assert met.proceed() == [["of 0", "of 1"]] * 2
         assert refused(early.num_keys)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", met.port), timeout=1)
-        assert met.go_on() == [["of 0", "of 1"]] * 2
+        assert met.proceed() == [["of 0", "of 1"]] * 2
 
 
 def test_what_an_intruder_sees_before_is_of_no_use() -> None:
@@ -137,7 +137,7 @@ def test_an_intruder_in_the_place_of_a_worker_ends_the_attempt() -> None:
 
 def test_a_store_of_another_job_is_noticed() -> None:
     with gang(secrets=("another secret", SECRET), seal_s=2) as met:
-        first, second = met.go_on()
+        first, second = met.proceed()
         assert type(first).__name__ == "IntrudedGang"
         assert type(second).__name__ in {"IntrudedGang", "RendezvousTimeout"}
 
@@ -151,4 +151,4 @@ def test_the_store_listens_at_the_gangs_address_alone(address: str) -> None:
             if one.status == psutil.CONN_LISTEN
         ]
         assert set(listeners) == {address}
-        assert met.go_on() == [["of 0", "of 1"]] * 2
+        assert met.proceed() == [["of 0", "of 1"]] * 2

@@ -26,7 +26,7 @@ PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node
 
 
 async def fail_often(database: Database, job: str, count: int) -> None:
-    """Let a queued job fail so many times, with `LONG`."""
+    """Let a queued job fail `count` times, with `LONG`."""
     for _ in range(count):
         async with database.write() as connection:
             await attempts.begin(connection, await jobs.get(connection, job), PLAN, None, datetime.now(UTC))

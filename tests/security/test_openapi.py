@@ -125,6 +125,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     def run() -> None:
         try:
+            # Schemathesis calls synchronously, so the master's loop can't be the one of the test's thread.
             asyncio.run(serve())
         except BaseException as error:
             if ready.done():
@@ -190,7 +191,7 @@ def test_no_call_is_answered_with_a_server_error(label: str, master: Served) -> 
             return  # what the client can't send, the master can't get
         outcomes.add(response.status_code)
         if b"has no role" in response.content:
-            return  # A newer node than the master is told 503: it waits for the master's upgrade.
+            return  # A newer node than the master gets 503: it waits for the master's upgrade.
         case.validate_response(response, checks=CHECKS)
 
     examine()

@@ -367,7 +367,7 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
 
 @pytest.mark.slow
 def test_a_worker_changes_neither_others_limits_nor_owners(run: Run, request_of: ForkRequest) -> None:
-    """Nor do the programs that it starts. What training needs goes on: limits and threads of its own."""
+    """Nor do the programs that it starts. What training needs still works: limits and threads of its own."""
     own = request_of.workdir / "scratch/file"
     child = f"""
 import os, resource

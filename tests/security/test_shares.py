@@ -15,7 +15,7 @@ from rolecall.spec.role import Role
 
 
 async def occupy(database: Database, holding: asyncio.Event, count: int) -> list[asyncio.Task[None]]:
-    """So many calls of users that are about to use the database, each with as slow a query as there is."""
+    """`count` calls of users that are about to use the database, each with as slow a query as there is."""
 
     async def call() -> None:
         serve_user()

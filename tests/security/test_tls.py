@@ -1,12 +1,11 @@
-"""TLS between master, nodes, workers and the command: what works, and what is said when it does not."""
+"""TLS between master, nodes, workers and the command: what works, and the messages when it does not."""
 
-import asyncio
 import os
 import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +40,7 @@ from rolecall.spec.trust import Trust
 NODE_TOKEN = "a-node-token-for-the-tests"
 DAY_S = 86_400
 HEALTHCHECK = Path(__file__).parents[2] / "docker/healthcheck"
-Ask = Callable[[int, str, Trust | None], str]
+Ask = Callable[[int, str, Trust | None], Awaitable[str]]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def answering(certificate: Certificate | None) -> Iterator[int]:
             thread.join()
 
 
-def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+async def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
     """What `rolecall` says of the master there."""
     with Client(Connection(f"{scheme}://127.0.0.1:{port}", "token", trust)) as client:
         try:
@@ -112,46 +111,42 @@ def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str
             return str(error)
 
 
-def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+async def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
     """What a node's log says of the master there."""
-
-    async def ask() -> str:
-        client = MasterClient(f"{scheme}://127.0.0.1:{port}", lambda: "token", trust)
-        try:
-            await client.leave("x", "first")
-        except MasterUnreachable as error:
-            return str(error)
-        finally:
-            await client.close()
-        return "ok"
-
-    return asyncio.run(ask())
+    client = MasterClient(f"{scheme}://127.0.0.1:{port}", lambda: "token", trust)
+    try:
+        await client.leave("x", "first")
+    except MasterUnreachable as error:
+        return str(error)
+    finally:
+        await client.close()
+    return "ok"
 
 
 @pytest.mark.parametrize("ask", [command, node])
-def test_what_keeps_clients_from_a_server_is_said_in_one_line(ask: Ask, ca: Pair, pair: Pair) -> None:
+async def test_what_keeps_clients_from_a_server_is_said_in_one_line(ask: Ask, ca: Pair, pair: Pair) -> None:
     trust, other = Trust(ca=str(ca.certificate)), make_ca(ca.certificate.parent, "other")
 
-    def said(port: int, scheme: str = "https", trust: Trust | None = trust) -> str:
-        text = ask(port, scheme, trust)
+    async def said(port: int, scheme: str = "https", trust: Trust | None = trust) -> str:
+        text = await ask(port, scheme, trust)
         assert "\n" not in text
         return text
 
     with answering(Certificate(*pair)) as port:
-        assert said(port) == said(port, trust=Trust(ca=str(ca.certificate), name="rolecall-master")) == "ok"
-        foreign = said(port, trust=Trust(ca=str(other.certificate)))
+        assert await said(port) == await said(port, trust=Trust(ca=str(ca.certificate), name="rolecall-master")) == "ok"
+        foreign = await said(port, trust=Trust(ca=str(other.certificate)))
         assert f"its certificate is not signed by the CA in ROLECALL_TLS_CA={other.certificate}" in foreign
-        assert "is not signed by the system's CAs" in said(port, trust=None)
-        misnamed = said(port, trust=Trust(ca=str(ca.certificate), name="elsewhere"))
+        assert "is not signed by the system's CAs" in await said(port, trust=None)
+        misnamed = await said(port, trust=Trust(ca=str(ca.certificate), name="elsewhere"))
         assert "not valid for 'elsewhere'" in misnamed
         assert "ROLECALL_TLS_NAME" in misnamed
-        assert "if the master has a certificate (ROLECALL_TLS_CERT)" in said(port, "http")
+        assert "if the master has a certificate (ROLECALL_TLS_CERT)" in await said(port, "http")
     with answering(Certificate(*sign(ca, "old", days=0))) as port:
-        assert "its certificate has expired; renew" in said(port)
+        assert "its certificate has expired; renew" in await said(port)
     with answering(Certificate(*sign(ca, "foreign", hosts=("DNS:elsewhere",)))) as port:
-        assert "not valid for '127.0.0.1'" in said(port)
+        assert "not valid for '127.0.0.1'" in await said(port)
     with answering(None) as port:
-        assert "no TLS is spoken there; write http://" in said(port)
+        assert "no TLS is spoken there; write http://" in await said(port)
 
 
 def _follow(client: Client) -> None:

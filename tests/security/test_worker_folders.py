@@ -1,4 +1,4 @@
-"""What workers put in place of the files that their node reads, on a kernel that can't confine them.
+"""What workers put instead of the files that their node reads, on a kernel that can't confine them.
 
 A real daemon, its workers and a scripted master; the workers run without a sandbox.
 """
@@ -65,7 +65,7 @@ def test_a_link_is_neither_shipped_nor_freed(master: ScriptedMaster, victim: Pat
     assert victim.stat().st_blocks == before
 
 
-def test_a_link_in_place_of_a_note_leads_nowhere(master: ScriptedMaster, victim: Path) -> None:
+def test_a_link_instead_of_a_note_leads_nowhere(master: ScriptedMaster, victim: Path) -> None:
     plant = f"(workdir.path / 'stop.partial').symlink_to({str(victim)!r})\n"
     key = start(master, "note", plant + STAY)
     master.joined(key)
@@ -74,7 +74,7 @@ def test_a_link_in_place_of_a_note_leads_nowhere(master: ScriptedMaster, victim:
     assert victim.read_text().startswith(SECRET)
 
 
-def test_a_link_in_place_of_the_whole_folder_leads_nowhere(master: ScriptedMaster, victim: Path) -> None:
+def test_a_link_instead_of_the_whole_folder_leads_nowhere(master: ScriptedMaster, victim: Path) -> None:
     (victim.parent / "other").mkdir()
     (victim.parent / "other/log.txt").write_text(SECRET)
     move = "workdir.path.rename(workdir.path.with_name('moved'))\n"

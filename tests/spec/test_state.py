@@ -24,7 +24,7 @@ def test_every_job_can_end_and_nothing_holds_slots_when_it_has() -> None:
         assert not (state.ended and state.holds_slots)
 
 
-def test_the_state_of_a_job_is_told_in_english() -> None:
+def test_the_state_of_a_job_is_described_in_english() -> None:
     assert [JobState.RUNNING.predicate, JobState.SUCCEEDED.predicate] == ["is running", "has succeeded"]
     assert [JobState.FAILED.predicate, JobState.CANCELLED.predicate] == ["has failed", "was cancelled"]
 

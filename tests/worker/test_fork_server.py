@@ -162,6 +162,7 @@ def test_processes_that_never_stay_the_same_end_too(server: _Server, tmp_path: P
     assert server.receive()["pid"] == worker
     assert psutil.Process(server.process.pid).children() == []
     size = hops.stat().st_size
+    # Nothing is to happen: one process that is left would add hundreds within this time.
     time.sleep(0.2)
     assert hops.stat().st_size == size
 

@@ -286,8 +286,10 @@ def _lock(data: Path) -> BinaryIO:
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
-        file = (data / "lock").open("ab")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as on_failure:
+            file = on_failure.enter_context((data / "lock").open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            on_failure.pop_all()
     except BlockingIOError:
         url = (data / "lock").read_text(errors="replace")
         raise CommandError(

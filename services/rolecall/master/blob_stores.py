@@ -51,9 +51,6 @@ class BlobStore(Protocol):
         """Return whether the store contains anything."""
         ...
 
-    def refresh(self) -> None:
-        """Discard cached listings, because other programs write and delete files as well."""
-
 
 def open_store(root: Path, url: str | None) -> BlobStore:
     """The store at `url`, or without one in the folder `root`. Opens no connection."""
@@ -117,9 +114,6 @@ class FolderStore:
         except FileNotFoundError:
             return False
 
-    def refresh(self) -> None:
-        """Do nothing: the kernel has no outdated listings."""
-
     @contextmanager
     def _folder_of(self, path: str) -> Generator[tuple[int, str]]:
         """A descriptor of a file's folder, and the file's name in it."""
@@ -147,46 +141,49 @@ class FolderStore:
 
 
 class FsspecStore:
-    """A store that fsspec accesses by its URL, such as an object store."""
+    """A store that fsspec accesses by its URL, such as an object store.
+
+    Other programs write and delete files as well, so no call uses listings that earlier calls have cached. Some file
+    systems have a cache for each thread, so each call discards that of its own thread.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def size(self, path: str) -> int:
-        self.refresh()
-        system, root = _resolve(self._url)
+        system, root = self._fresh()
         return int(system.size(f"{root}/{path}"))
 
     def open(self, path: str) -> IO[bytes]:
-        system, root = _resolve(self._url)
+        system, root = self._fresh()
         return cast(IO[bytes], system.open(f"{root}/{path}", "rb"))
 
     def delete(self, path: str) -> None:
-        system, root = _resolve(self._url)
+        system, root = _resolve(self._url)  # It deletes by the name, without a listing.
         with suppress(FileNotFoundError):
             system.rm(f"{root}/{path}")
 
     def find(self, job: str) -> list[str]:
-        self.refresh()
-        system, root = _resolve(self._url)
+        system, root = self._fresh()
         return [path.removeprefix(f"{root}/") for path in system.find(f"{root}/{job}")]
 
     def remove(self, job: str) -> None:
-        self.refresh()
-        system, root = _resolve(self._url)
+        system, root = self._fresh()
         with suppress(FileNotFoundError):
             system.rm(f"{root}/{job}", recursive=True)
 
     def is_populated(self) -> bool:
-        self.refresh()
-        system, root = _resolve(self._url)
+        system, root = self._fresh()
         try:
             return bool(system.ls(root, detail=False))
         except FileNotFoundError:
             return False
 
-    def refresh(self) -> None:
-        _resolve(self._url)[0].invalidate_cache()
+    def _fresh(self) -> tuple[Any, str]:
+        """The file system without cached listings, and the root in it."""
+        system, root = _resolve(self._url)
+        system.invalidate_cache()
+        return system, root
 
 
 def _resolve(url: str) -> tuple[Any, str]:

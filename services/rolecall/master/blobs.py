@@ -118,7 +118,6 @@ class Blobs:
         """The size and SHA-256 of the blob's current content, or None if it doesn't exist."""
         digest, size = hashlib.sha256(), 0
         try:
-            await self._threads.run(self._store.refresh)
             chunks = await self.read(job, blob)
         except NotFound:
             return None

@@ -45,7 +45,7 @@ def test_a_small_vocabulary_keeps_the_most_frequent(tmp_path: Path) -> None:
     assert found.encode("zebra") == [found.unknown]
 
 
-def test_the_vocabulary_is_learnt_from_the_training_text_alone(tmp_path: Path) -> None:
+def test_the_vocabulary_is_learned_from_the_training_text_alone(tmp_path: Path) -> None:
     found = corpus(tmp_path, "seen\n" * 90 + "hidden\n" * 10, validation=0.2, tokens="word")
     assert found.encode("hidden") == [found.unknown]
     assert found.unknown in found.tokens("validation").tolist()

@@ -1,4 +1,4 @@
-"""Parameters of a job, the errors of invalid ones, and their way from the master to workers."""
+"""Parameters of a job, the errors of invalid ones, and how they get from the master to workers."""
 
 import json
 from collections.abc import Iterator

@@ -124,7 +124,7 @@ def test_who_stays_silent_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_wrong_with_the_master_is_told_at_once_and_not_waited_for(tmp_path: Path, rank: int) -> None:
+def test_what_is_wrong_with_the_master_is_reported_at_once_and_not_waited_for(tmp_path: Path, rank: int) -> None:
     blobs = Blobs(broken=CheckpointError("the master refused /internal: 401"))
     with pytest.raises(CheckpointError, match="401"):
         exchange_of(rank, ["a", "b"], blobs, tmp_path).gather("facts")
@@ -157,7 +157,7 @@ def _rank(rank: int, port: int, ours: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_speeds_are_figures_and_a_stall_is_told_in_time() -> None:
+def test_speeds_are_figures_and_a_stall_is_reported_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ours, theirs = processes.Pipe()

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rolecall.kit.native import library, policy_loops, update_loops
-from rolecall.workloads.reinforce import backward
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.algorithms import (
     Algorithm,
@@ -19,7 +18,7 @@ from rolecall.workloads.reinforce.algorithms import (
     update_policy,
     value_loss,
 )
-from rolecall.workloads.reinforce.backward import backpropagation, distribution, outputs_of, values_of
+from rolecall.workloads.reinforce.backward import backpropagation, distribution
 from rolecall.workloads.reinforce.model import Policy
 
 DESCRIPTION = {
@@ -37,20 +36,6 @@ SHARED = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Sh
 def policy() -> Policy:
     torch.manual_seed(1)
     return Policy(DESCRIPTION)
-
-
-@pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@torch.no_grad()
-def test_the_fast_passes_give_what_the_policy_gives(activation: str, precision: str) -> None:
-    network = DESCRIPTION["policy"] | {"activation": activation, "initialization": "uniform"}
-    policy = Policy(DESCRIPTION | {"policy": network, "precision": precision, "normalize": True})
-    observations = 5 * torch.randn(40, 3) + 2
-    assert policy.normalizer is not None
-    policy.normalizer.update(observations)
-    torch.testing.assert_close(outputs_of(policy)(observations), policy.outputs(observations))
-    torch.testing.assert_close(values_of(policy)(observations), policy.values(observations))
 
 
 def transitions(policy: Policy, count: int = 50) -> Transitions:
@@ -163,20 +148,6 @@ def test_loops_compute_what_they_can(implementation: str, precision: str, monkey
         update_policy(Ppo(spec.Ppo(name="ppo")), policy, gradients, optimizer, transitions(policy))
     loops = {"ppo", "tanh_backward", "clip_norm", "step_adam"} | ({"tanh"} if precision == "float32" else set())
     assert names == (loops if implementation == "native" else set())
-
-
-@pytest.mark.usefixtures("implementation")
-def test_large_batches_pass_in_parts(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, copy = transitions(policy), Policy(DESCRIPTION)
-    copy.load_state_dict(policy.state_dict())
-    algorithm = Reinforce(spec.Reinforce(name="reinforce"))
-    losses: list[dict[str, float]] = []
-    for rows, chosen in ((50, policy), (16, copy)):
-        monkeypatch.setattr(backward, "_ROWS", rows)
-        optimizer = torch.optim.SGD(chosen.parameters(), lr=0.5)
-        losses.append(update_policy(algorithm, chosen, backpropagation(chosen, None), optimizer, batch))
-    assert losses[1] == pytest.approx(losses[0], abs=1e-12)
-    torch.testing.assert_close(copy.state_dict(), policy.state_dict(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ EARLY_DEATH = {"environment": {"id": f"{HERE}:Deadly", "kwargs": {"last_step": 3
     [{"policy_at": "agent"}, {"policy_at": "observer"}, TUTORIAL | EARLY_DEATH],
     ids=["agent", "observer", "tutorial"],
 )
-def test_the_agent_goes_on_without_a_lost_observer(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_agent_continues_without_a_lost_observer(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Observer 1's process dies in its second trajectory, or in one of its first episodes."""
     result = run_gang("reinforce", job("Deadly") | changes, GANG, tmp_path, environment=ALLOWED)
     assert result.result["observers"] == 1
@@ -71,7 +71,7 @@ def test_an_observer_that_dies_in_an_evaluation_leaves_its_episodes_to_the_other
 
 
 @pytest.mark.slow
-def test_too_few_observers_end_the_attempt_behind_a_checkpoint(tmp_path: Path) -> None:
+def test_too_few_observers_end_the_attempt_after_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="1 of 2 observers remain, but least_observers is 2"):
         run_gang("reinforce", job("Deadly", least_observers=2), GANG, tmp_path, environment=ALLOWED)
     assert list(tmp_path.glob("checkpoint-*.json"))

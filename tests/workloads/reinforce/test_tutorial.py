@@ -151,7 +151,7 @@ def test_missing_loops_are_not_logged(
     assert not caplog.records
 
 
-def test_continuous_actions_are_learnt_from(params: Params) -> None:
+def test_continuous_actions_are_learned_from(params: Params) -> None:
     box = {"observation": {"shape": [1]}, "action": {"shape": [1], "low": [-2.0], "high": [2.0]}}
     policy = new_policy(params, box)
     agent = Agent(policy, CPU)

@@ -1,4 +1,4 @@
-"""The exported model runs in plain PyTorch, and writes and judges text."""
+"""The exported model runs in plain PyTorch, and writes and scores text."""
 
 import math
 import os

@@ -237,7 +237,7 @@ def _known(connection: HTTPConnection, master: Master, given: str | None, header
 
 def _check_scopes(caller: Principal, scopes: tuple[Scope, ...]) -> None:
     if caller.scopes.isdisjoint(scopes):
-        have, want = (" or ".join(names) for names in (sorted(caller.scopes), scopes))
+        have, want = " and ".join(sorted(caller.scopes)), " or ".join(scopes)
         raise HTTPException(403, f"this call needs the scope {want}; the token {caller.name} has {have}")
 
 
