@@ -57,7 +57,7 @@ wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs in addition to torch, 
 
 bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
 	@mkdir -p build
-	sed -nE 's/^([a-zA-Z][^ =]*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
+	sed -E '/^ +--hash/d; s/ \\$$//' $(LOCK) > build/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt cloudpickle matplotlib pandas
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "stable-baselines3>=2.6"  # Its bound on Gymnasium is older than ours
 	$(BIN)/python -m benchmarks $(BENCH) --out build/bench

@@ -68,9 +68,10 @@ def one_process(folder: Path) -> Step:
     return step
 
 
-def _gang(servers: int, trainers: int, threads: int = 1, **more: Any) -> Any:
+def _gang(servers: int, trainers: int, server_threads: int = 1, **more: Any) -> Any:
     roles = {Role.PARAMETER_SERVER: servers, Role.TRAINER: trainers}
-    return gang("rnn-lm", params(**more), roles, reporter="trainer-0", threads=dict.fromkeys(roles, threads))
+    threads = {Role.PARAMETER_SERVER: server_threads}
+    return gang("rnn-lm", params(**more), roles, reporter="trainer-0", threads=threads)
 
 
 CONTESTS = (
@@ -81,9 +82,10 @@ CONTESTS = (
         contenders=[
             Contender("one process", alone(one_process, STEPS, units_per_step=TOKENS_PER_STEP), is_limit=True),
             Contender("tutorial protocol, 2 + 2", _gang(2, 2, protocol="tutorial")),
-            Contender("sync, 2 servers, 2 trainers", _gang(2, 2)),
-            # They compute in turn, so that each of them can use all cores.
-            Contender("sync, 1 server, 1 trainer", _gang(1, 1, threads=CORES)),
+            # The trainers wait for the decoder, so that its server can use all cores.
+            Contender("sync, 2 servers, 2 trainers", _gang(2, 2, CORES)),
+            Contender("sync, 1 server, 1 trainer", _gang(1, 1, CORES)),
+            Contender("sync, 2 servers, 2 trainers, one thread each", _gang(2, 2)),
             Contender("sync, 1 server, 1 trainer, one thread each", _gang(1, 1)),
         ],
         goals=[

@@ -103,6 +103,8 @@ class _Pulled:
         self.shard.gradients.append(RowGradient(self.rows, values, self.offsets))
 
 
+# Instead of `RRef.rpc_async`, which copies the answer to a future without devices: it can't hold tensors of a GPU. A
+# look-up takes 3 % longer with it.
 def _call_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
     return getattr(shard.local_value(), method)(*arguments)
 
