@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from benchmarks import report
 from benchmarks.__main__ import NAMES
 from benchmarks.contest import Contender, Contest, Goal, Result, Run, hold
 from benchmarks.processes import Step, alone, gang
+from packaging.requirements import Requirement
 
 from rolecall.spec.role import Role
 
+ROOT = Path(__file__).parents[1]
 MACHINE: dict[str, str | float] = {
     "cpu": "a CPU",
     "cores": 2,
@@ -113,3 +116,18 @@ def test_the_goals_of_a_benchmark_name_its_contenders(name: str) -> None:
         names = {contender.name for contender in contest.contenders}
         assert len(names) == len(contest.contenders) > 0
         assert {name for goal in contest.goals for name in (goal.contender, goal.other)} <= names
+
+
+def test_the_peers_are_installed_with_the_locked_versions(tmp_path: Path) -> None:
+    """The lock has two versions of some packages, each for other versions of Python. pip finds no package for both."""
+    steps = subprocess.run(["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (make_constraints,) = [line for line in steps.splitlines() if line.endswith(" > build/constraints.txt")]
+    command = make_constraints.replace("build/constraints.txt", str(tmp_path / "constraints.txt"))
+    subprocess.run(command, shell=True, cwd=ROOT, check=True)  # noqa: S602 - the recipe, as make runs it
+    lines = (
+        line for line in (tmp_path / "constraints.txt").read_text().splitlines() if not line.lstrip().startswith("#")
+    )
+    wanted = [one for one in map(Requirement, filter(None, lines)) if one.marker is None or one.marker.evaluate()]
+    names = [one.name for one in wanted]
+    assert {"torch", "numpy", "gymnasium"} <= set(names)
+    assert sorted(set(names)) == sorted(names)
