@@ -83,14 +83,14 @@ CONTESTS = (
             Contender("one process", alone(one_process, STEPS, units_per_step=TOKENS_PER_STEP), is_limit=True),
             Contender("tutorial protocol, 2 + 2", _gang(2, 2, protocol="tutorial")),
             # The trainers wait for the decoder, so that its server can use all cores.
-            Contender("sync, 2 servers, 2 trainers", _gang(2, 2, CORES)),
-            Contender("sync, 1 server, 1 trainer", _gang(1, 1, CORES)),
-            Contender("sync, 2 servers, 2 trainers, one thread each", _gang(2, 2)),
-            Contender("sync, 1 server, 1 trainer, one thread each", _gang(1, 1)),
+            Contender("sync, 2 servers of two threads, 2 trainers", _gang(2, 2, CORES)),
+            Contender("sync, 1 server of two threads, 1 trainer", _gang(1, 1, CORES)),
+            Contender("sync, 2 servers, 2 trainers", _gang(2, 2)),
+            Contender("sync, 1 server, 1 trainer", _gang(1, 1)),
         ],
         goals=[
-            Goal("sync, 2 servers, 2 trainers", 0.9, "one process"),
-            Goal("sync, 1 server, 1 trainer", 0.9, "one process"),
+            Goal("sync, 2 servers of two threads, 2 trainers", 0.9, "one process"),
+            Goal("sync, 1 server of two threads, 1 trainer", 0.9, "one process"),
         ],
     ),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 TOKEN, NODE_TOKEN = "u" * 16, "n" * 16
+HEALTHCHECK = Path(__file__).parents[1] / "docker/healthcheck"
 COMMAND = (sys.executable, "-m", "rolecall")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.containers import (
+    HEALTHCHECK,
     TOKEN,
     Container,
     container,
@@ -24,7 +25,6 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 # The control program without the node of its container.
-HEALTHCHECK = Path(__file__).parents[1] / "docker/healthcheck"
 CONTROL = (sys.executable, "-m", "rolecall", "master")
 
 
@@ -122,7 +122,7 @@ def test_a_node_registers_with_a_master_that_starts_later(tmp_path: Path) -> Non
         assert "is the master up" in waiting.ask("/healthz")["waiting_for"]
         refused, said = healthcheck(waiting)
         assert refused == 1
-        assert f"port {waiting.port}: the node waits for the master is unavailable" in said
+        assert f"port {waiting.port}: the node has not registered yet; it waits: the master is unavailable" in said
         with control(tmp_path, port) as master:
             until(lambda: master.node("n"))
             until(lambda: waiting.ask("/healthz")["status"] == "ok", 5)

@@ -12,6 +12,7 @@ from tests.cpu_time import is_within
 from tests.security.certificates import make_ca, sign
 
 from rolecall.master.sessions import cookie_name
+from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable
 from rolecall.master.store import events
 from rolecall.master.web import pages
 from rolecall.spec.access import Scope
@@ -276,6 +277,35 @@ async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str
     assert answer.headers["content-type"].startswith("text/html")
     assert said in answer.text
     assert '<nav aria-label="Pages">' in answer.text
+
+
+async def test_a_page_without_its_database_is_a_page_with_the_reason(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("the database does not answer")
+
+    monkeypatch.setattr(pages, "cluster_view", fail)
+    answer = await client.http.get("/", headers=await session_of(client))
+    assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
+    assert '<nav aria-label="Pages">' in answer.text
+
+
+async def test_a_page_of_a_master_that_loses_its_leadership_is_a_page_without_a_menu(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = client.server.program
+
+    def lose(*_: object) -> None:
+        monkeypatch.setattr(program, "master", None)
+        raise LeadershipLost("another master leads")
+
+    monkeypatch.setattr(pages, "cluster_view", lose)
+    answer = await client.http.get("/", headers=await session_of(client))
+    monkeypatch.undo()
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (503, "text/html")
+    assert "another master leads" in answer.text
+    assert '<nav aria-label="Pages">' not in answer.text
 
 
 async def test_addresses_of_pages_reach_no_other_routes(client: Client) -> None:

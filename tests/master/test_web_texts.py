@@ -4,11 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import Figures, cluster_view, figures, folded, readable
-from rolecall.spec.api import Event, MetricDocument
+from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, folded, readable
+from rolecall.spec.api import Event, MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
 
@@ -77,12 +78,17 @@ def test_a_role_s_slots_are_those_of_live_nodes() -> None:
 def test_only_fields_that_differ_are_compared() -> None:
     jobs = [
         job(params={"lr": 0.1, "data": {"train": "a", "test": "t"}}),
-        job(params={"lr": 0.2, "data": {"train": "a"}, "extra": []}, result={"auc": 0.9}),
+        job(
+            params={"lr": 0.2, "data": {"train": "a"}, "extra": []},
+            resources={Role.TRAINER: Resources(threads=4)},
+            result={"auc": 0.9},
+        ),
     ]
     rows = differences(jobs)
     assert Row("params.lr", ["0.1", "0.2"]) in rows
     assert Row("params.data.test", ["t", None]) in rows
     assert Row("result.auc", [None, "0.9"]) in rows
+    assert Row("resources.trainer.threads", [None, "4"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
     assert differences(jobs[:1]) == []
 
@@ -101,6 +107,15 @@ def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -
     assert found == Figures({"auc": 0.9}, families)
     assert [*found.families["trainer_{index}_loss"]] == ["trainer_9_loss", "trainer_10_loss"]
     assert figures({"trainer_0_loss": 2}, declared) == Figures({"trainer_0_loss": 2})
+
+
+def test_the_declaration_of_a_reported_name_is_found_also_by_its_index() -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in TOY.metrics]
+    toy = WorkloadDocument(name="toy", summary="", roles={}, params={}, metrics=declared, example=None)
+    metrics = declared_metrics([toy])
+    assert declaration(metrics, "trainer_3_loss")["name"] == "trainer_{index}_loss"
+    assert declaration(metrics, "trainer_{index}_loss")["name"] == "trainer_{index}_loss"
+    assert declaration(metrics, "unknown") == {"name": "unknown", "help": "", "unit": "", "direction": None}
 
 
 def test_results_are_short_and_parameters_exact() -> None:

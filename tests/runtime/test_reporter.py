@@ -61,6 +61,16 @@ def test_the_first_step_has_no_speed(tmp_path: Path) -> None:
     assert second.samples_per_s == pytest.approx(8 / 0.5, rel=0.02)
 
 
+def test_steps_that_are_longer_than_the_window_have_a_speed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with closing(Reporter(tmp_path / "progress", clock)) as report:
+        for step in range(1, 4):
+            report(step, loss=1.0, samples=6, steps=10)
+            clock.now += 12.0
+    assert [line.samples_per_s for line in lines(tmp_path / "progress")] == [None, 0.5, 0.5]
+    assert lines(tmp_path / "progress")[-1].seconds_left == 84.0
+
+
 def test_metrics_may_be_tensors(tmp_path: Path, report: Reporter) -> None:
     report(1, loss=1.0, metrics={"rate": 0.5, "part": torch.tensor(0.25)})
     assert lines(tmp_path / "progress")[0].metrics == {"loss": 1.0, "rate": 0.5, "part": 0.25}

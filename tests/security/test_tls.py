@@ -17,6 +17,7 @@ import pytest
 from pydantic import SecretStr
 from tests.cluster.jobs import short_job
 from tests.conftest import TOKEN
+from tests.containers import HEALTHCHECK
 from tests.master.harness import make_node, make_settings
 from tests.node.harness import ScriptedMaster
 from tests.running import accepted
@@ -39,7 +40,6 @@ from rolecall.spec.trust import Trust
 
 NODE_TOKEN = "a-node-token-for-the-tests"
 DAY_S = 86_400
-HEALTHCHECK = Path(__file__).parents[2] / "docker/healthcheck"
 Ask = Callable[[int, str, Trust | None], Awaitable[str]]
 
 

@@ -8,7 +8,6 @@ from rich.markup import escape
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import print_json, print_table
 
-_ACTION_CHARS = 12
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of entries.")]
 After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with greater ids, oldest first.")]
 
@@ -34,4 +33,4 @@ def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url =
         for entry in found
     ]
     headings = ("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS")
-    print_table(headings, rows, drop=("CALLS", "FROM"), shorten={"ACTION": _ACTION_CHARS})
+    print_table(headings, rows)

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -238,23 +238,24 @@ def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
     shown = findings if every else [finding for finding in findings if finding.level is not Level.OK]
     rows = [(_level(finding.level), _text(finding)) for finding in shown]
     if not every:
-        rows += [(_level(Level.OK), escape(f"{where}: {', '.join(checks)}")) for where, checks in passed(findings)]
+        found = passed(findings).items()
+        rows += [(_level(Level.OK), escape(f"{where}: {', '.join(checks)}")) for where, checks in found]
     print_table(("LEVEL", "FINDING"), rows)
     levels = Counter(finding.level for finding in findings)
     hint = "" if every else "; --all shows each"
     out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}{hint}")
 
 
-def passed(findings: Sequence[NodeFinding]) -> Iterable[tuple[str, Sequence[str]]]:
+def passed(findings: Sequence[NodeFinding]) -> Mapping[str, Sequence[str]]:
     """The checks without problems, by their subject: this shell, the master, and the number of nodes or pairs."""
-    subjects: dict[tuple[str, str], list[str]] = {}
+    subjects: dict[tuple[str, str], set[str]] = {}
     for finding in findings:
         if finding.level is Level.OK:
-            subjects.setdefault((finding.check, _kind(finding)), []).append(_where(finding))
+            subjects.setdefault((finding.check, _kind(finding)), set()).add(_where(finding))
     found: dict[str, list[str]] = {}
     for (check, kind), names in subjects.items():
-        found.setdefault(names[0] if len(names) == 1 else f"{len(names)} {kind}", []).append(check)
-    return found.items()
+        found.setdefault(next(iter(names)) if len(names) == 1 else f"{len(names)} {kind}", []).append(check)
+    return found
 
 
 def _kind(finding: NodeFinding) -> str:

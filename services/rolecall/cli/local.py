@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from json import dumps
 from pathlib import Path
@@ -200,10 +200,9 @@ def _command(program: str) -> tuple[str, ...]:
 def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: list[SupervisedProgram]) -> None:
     """Wait until every node has registered or a signal arrives. Raises if a program ends before that."""
     began = time.monotonic()
-    nodes = [program.name for program in programs[1:]]
-    missing, seen = nodes, set[str]()
+    nodes, seen = [program.name for program in programs[1:]], set[str]()
     with Client(connection) as client, _progress() as show:
-        while missing and not supervisor.should_exit:
+        while (missing := [name for name in nodes if name not in seen]) and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
                 log = ended.program.log
                 lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
@@ -214,11 +213,16 @@ def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: 
                 raise CommandError(Exit.FAILED, f"not registered after {_START_S:.0f} s: {', '.join(missing)}")
             alive = _live_nodes(client)
             seen |= alive or set()
-            missing = [name for name in nodes if name not in seen]
-            is_starting = alive is None and not seen
-            registered = f"{len(nodes) - len(missing)} of {len(nodes)} nodes are registered"
-            waiting = f"; waiting for {listed(missing, _MAX_NAMES)}" if missing else ""
-            show(f"{waited_s:.0f} s: {'the master is starting' if is_starting else registered + waiting}")
+            show(f"{waited_s:.0f} s: {_registered(nodes, seen, is_up=alive is not None or bool(seen))}")
+
+
+def _registered(nodes: Sequence[str], seen: Set[str], *, is_up: bool) -> str:
+    """The progress of the start, as a text; `is_up` says whether the master has answered."""
+    if not is_up:
+        return "the master is starting"
+    missing = [name for name in nodes if name not in seen]
+    waiting = f"; waiting for {listed(missing, _MAX_NAMES)}" if missing else ""
+    return f"{len(nodes) - len(missing)} of {len(nodes)} nodes are registered{waiting}"
 
 
 @contextmanager
@@ -286,10 +290,12 @@ def _lock(data: Path) -> BinaryIO:
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as on_failure:
-            file = on_failure.enter_context((data / "lock").open("ab"))
+        file = (data / "lock").open("ab")
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            on_failure.pop_all()
+        except OSError:
+            file.close()
+            raise
     except BlockingIOError:
         url = (data / "lock").read_text(errors="replace")
         raise CommandError(

@@ -116,7 +116,8 @@ def fitting(
         needed = [min(size, shorten.get(headings[place], size)) for place, size in found.items()]
         if _total(needed) <= available:
             break
-        del found[headings.index(heading)]
+        # The last one: a user can give another column the same heading, but only to the left of ours.
+        del found[len(headings) - 1 - list(reversed(headings)).index(heading)]
     for floors in (shorten, dict.fromkeys(shorten, _NARROWEST)):
         for place, size in found.items():
             excess = _total(found.values()) - available

@@ -4,6 +4,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from rolecall.cli.variants import (
 )
 from rolecall.client import Client, ClientError, UnknownName
 from rolecall.client.chart import Chart, svg
-from rolecall.spec.api import MetricDocument
+from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -85,7 +86,8 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
     with connect(url, token) as client:
-        declared = _check_paths(client, planned, settings)
+        workloads = _workloads(client, planned)
+        _check_paths(workloads, settings)
         try:
             _run_all(client, planned, repeat, plotted if metric or plot else None)
         except KeyboardInterrupt:
@@ -93,6 +95,7 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         except (CommandError, ClientError) as error:
             ending = error
     done = [variant for variant in planned if variant.runs]
+    declared = [one for workload in workloads for one in workload.metrics]
     _print(done, metric, direction(declared, metric) if metric else None, as_json=json)
     if plot:
         _plot(plot, chart(done, settings, plotted))
@@ -103,19 +106,18 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     raise typer.Exit(Exit.OK if worst is None else EXITS[worst])
 
 
-def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[Setting]) -> list[MetricDocument]:
-    """The metrics that the workloads declare. Raises an error if a job has no field for a value.
-
-    The master checks the values when the jobs are submitted.
-    """
+def _workloads(client: Client, planned: Sequence[Variant]) -> list[WorkloadDocument]:
+    """The workloads of the jobs."""
     names = {name for variant in planned if isinstance(name := variant.job.get("workload"), str)}
     if not names:
         raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
-    found = [client.workload(name) for name in names]
-    for workload in found:
-        for path, _ in settings:
-            check_path(path, workload)
-    return [one for workload in found for one in workload.metrics]
+    return [client.workload(name) for name in names]
+
+
+def _check_paths(workloads: Sequence[WorkloadDocument], settings: Sequence[Setting]) -> None:
+    """Raise an error if a job has no field for a value. The master checks the values when the jobs are submitted."""
+    for workload, (path, _) in product(workloads, settings):
+        check_path(path, workload)
 
 
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:

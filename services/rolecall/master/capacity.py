@@ -11,7 +11,7 @@ from rolecall.spec.role import Role
 
 
 def lacking(resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> list[FieldError]:
-    """The problems of resources that no live node of the role has, for roles with live nodes."""
+    """The field errors of resources that no live node of the role has, for roles with live nodes."""
     live = [node.spec for node in nodes if node.alive]
     errors: list[FieldError] = []
     for role, own in resources.items():

@@ -62,7 +62,7 @@ class Catalogue:
         return tuple(params.get("nodes", ())) if self.is_per_node(name) else ()
 
     def check_request(self, request: JobRequest) -> dict[str, Any]:
-        """The complete and validated fields of the job's spec. Raises `InvalidJob` with all problems."""
+        """The complete and validated fields of the job's spec. Raises `InvalidJob` with all field errors."""
         workload = self.workloads.get(request.workload)
         if workload is None:
             finding = unknown("workload", "workload", request.workload, self.workloads)
@@ -102,13 +102,13 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 
 
 def check_name(name: str) -> list[FieldError]:
-    """The problem of a job's name, if it has one."""
+    """The error of a job's name, if it has one."""
     message = "it has characters that can't be printed"
     return [] if name.isprintable() else [field_error("name", message, name, "printable text")]
 
 
 def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[FieldError]]:
-    """The number of workers of each role, including the defaults, and the problems of the requested ones."""
+    """The number of workers of each role, including the defaults, and the field errors of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
         given = {
@@ -136,7 +136,7 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tu
 def check_resources(
     workload: Workload[Any], asked: Mapping[Role, RoleDemand]
 ) -> tuple[dict[Role, Resources], list[FieldError]]:
-    """The requested resources of the roles, and the problems of those that no node can give."""
+    """The requested resources of the roles, and the field errors of those that no node can give."""
     resources = {role: count_and_resources(demand)[1] for role, demand in asked.items() if role in workload.roles}
     field_errors: list[FieldError] = []
     for role, gpus in ((role, own.gpus) for role, own in resources.items() if own.gpus):
@@ -162,7 +162,7 @@ def _with_defaults(
 
 
 def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[FieldError]]:
-    """The parameters as the workload's type, or their problems. A string is not accepted as a number."""
+    """The parameters as the workload's type, or their field errors. A string is not accepted as a number."""
     if field_errors := check_extent(given):
         return None, field_errors
     try:
@@ -190,7 +190,7 @@ def schema_of(params: type[Params]) -> dict[str, Any]:
 
 
 def check_data(params: Params | None, access: DataAccess) -> list[FieldError]:
-    """The problems of paths and URLs in the parameters that are detectable without the nodes' disks.
+    """The field errors of paths and URLs in the parameters that are detectable without the nodes' disks.
 
     Returns only the first few, because a list can have thousands of paths.
     """

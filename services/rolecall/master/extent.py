@@ -22,7 +22,7 @@ _Path = tuple[Any, ...]
 
 
 def check_extent(params: Mapping[str, Any]) -> list[FieldError]:
-    """The first problem of `params` with these limits; empty if there is none."""
+    """The first field error of `params` with these limits; empty if there is none."""
     return list(islice(_errors_of(params), 1))
 
 
@@ -50,7 +50,7 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:
-    """The problem of a single value, and the legal values."""
+    """The error of a single value, and the legal values."""
     if isinstance(value, str) and not _is_text(value):
         return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
+"""The field errors of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
 import re
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 FieldError = dict[str, str]
 Path = tuple[str | int, ...]
 MAX_FIELD_ERRORS = 20
-"""The maximum number of problems in one response."""
+"""The maximum number of field errors in one response."""
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
 _NO_CHOICE = {"enum", "literal_error", _WRONG_KIND}
@@ -48,7 +48,7 @@ _BOUNDS = {
 
 
 def field_error(field: str, message: str, given: Any, legal: str) -> FieldError:
-    """One problem; long texts are cut."""
+    """One field error; long texts are cut."""
     return {
         "field": _cut(field, _FIELD_CHARS),
         "message": _cut(message, _MESSAGE_CHARS),
@@ -58,7 +58,7 @@ def field_error(field: str, message: str, given: Any, legal: str) -> FieldError:
 
 
 def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str = "") -> FieldError:
-    """The problem of an unknown name, with the most similar known one, or else with `advice`."""
+    """The error of an unknown name, with the most similar known one, or else with `advice`."""
     legal = sorted(map(str, names))
     message = f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{_hint(given, legal) or advice}"
     return field_error(field, message, given, listed(legal, _LISTED_NAMES) or "none")
@@ -70,7 +70,7 @@ def _hint(given: str, legal: Collection[str]) -> str:
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[FieldError]:
-    """The problems for pydantic's `errors` about a value with the JSON schema `schema`; `prefix` precedes field names.
+    """The field errors for pydantic's `errors` about a value with the JSON schema `schema`; `prefix` precedes names.
 
     Explains the first `MAX_FIELD_ERRORS`; a last entry counts the others.
     """
@@ -79,7 +79,7 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[s
 
 
 def shortened(errors: Sequence[FieldError], count: int) -> list[FieldError]:
-    """The first `MAX_FIELD_ERRORS` of `count` problems, and an entry that counts the others."""
+    """The first `MAX_FIELD_ERRORS` of `count` errors, and an entry that counts the others."""
     first = list(errors[:MAX_FIELD_ERRORS])
     if count > len(first):
         more = f"{count - len(first)} more problems are not listed; fix these first"
@@ -151,7 +151,7 @@ def _is_of_fields(error: Mapping[str, Any]) -> bool:
 
 
 def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> FieldError:
-    """The problem of a union whose field that names the alternative is missing or unknown."""
+    """The error of a union whose field that names the alternative is missing or unknown."""
     context: Mapping[str, Any] = error["ctx"]
     known = cast(Mapping[str, str], schema.get("discriminator", {}))
     name = known.get("propertyName") or str(context["discriminator"]).strip("'")
@@ -165,7 +165,7 @@ def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: t
 
 
 def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> FieldError:
-    """The problem of a key of an object with keys of a kind."""
+    """The error of a key of an object with keys of a kind."""
     owner = locate(schema, error["loc"][:-2])
     key = str(error["loc"][-2])
     field = ".".join((*prefix, *map(str, owner.path), key))

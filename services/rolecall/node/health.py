@@ -13,9 +13,8 @@ class NodeHealth:
     role: Role
     waiting_for: str = "a route to its master"
     """The cause for which the node waits; empty when it works."""
-    has_started: bool = False
-    """Whether it has worked once: its master has answered."""
+    has_registered: bool = False
+    """Whether its master has accepted it since the program started."""
 
     def wait_for(self, cause: str) -> None:
         self.waiting_for = cause
-        self.has_started |= not cause

@@ -79,6 +79,7 @@ class MasterLink:
                     _LOG.info("the master is back", extra=self._about("master_back"))
                 delays, self._lost_contact = delays_s(), False
                 self._health.wait_for("")
+                self._health.has_registered |= self._heartbeat_s is not None
             except MasterUnreachable as error:
                 if isinstance(error, MasterRefuses) and not self._contact.was_made:
                     raise SettingsError(str(error)) from None

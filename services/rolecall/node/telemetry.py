@@ -201,7 +201,7 @@ def app(health: NodeHealth, access: ScrapeAccess) -> Starlette:
 
     async def healthz(_: Request) -> Response:
         status = {"status": "waiting", "waiting_for": health.waiting_for} if health.waiting_for else {"status": "ok"}
-        return JSONResponse(status | {"node": health.name, "role": health.role, "started": health.has_started})
+        return JSONResponse(status | {"node": health.name, "role": health.role, "registered": health.has_registered})
 
     served = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
     served.state.registry, served.state.slow = registry, slow

@@ -5,7 +5,6 @@ from the master through their nodes. RPC and the process group share it. Every w
 missing workers.
 """
 
-import ctypes
 import logging
 import os
 import time
@@ -24,6 +23,7 @@ from rolecall.network import links
 from rolecall.runtime import gang_store
 from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
+from rolecall.runtime.heap import keep_freed_memory
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch
@@ -42,10 +42,6 @@ _MIN_RPC_THREADS = 16
 # lack of hardware. The channel `cma` needs the right to trace processes. `cuda_ipc` aborts if a peer's GPU is hidden.
 _CHANNELS = ["basic", "mpt_uv"]
 _LEAVE_TIMEOUT_S = 20.0
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # `malloc.h`
-_TRIM_BYTES = 1 << 30
-_MMAP_BYTES = 32 << 20
-"""The largest threshold that the C library reaches by itself, depending on what was freed before."""
 _POLL_S = 0.01
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +73,7 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
     _export_environment(launch, entrance.port)
     store, *others = entrance.assemble(lambda ranks: _missing(launch, ranks), _JOIN_TIMEOUT_S)
     _require_links(store, launch)
-    _keep_freed_memory()
+    keep_freed_memory()
     if workload.rpc:
         _join_rpc(launch, workload, others[0])
     if launch.worker.role in workload.process_group:
@@ -142,18 +138,6 @@ def _require_links(store: dist.Store, launch: WorkerLaunch) -> None:
         raise
     text = "all links between %d nodes are reachable (probed in %.3f s)"
     _LOG.info(text, len(first_ranks), time.monotonic() - begin, extra=about("links_reachable"))
-
-
-def _keep_freed_memory() -> None:
-    """Keep what a step frees in the process's heap for the next step.
-
-    By default, the memory of large tensors goes back to the kernel, which must clear it again for the next step. Other
-    C libraries than GNU's stay as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in ((_MMAP_THRESHOLD, _MMAP_BYTES), (_TRIM_THRESHOLD, _TRIM_BYTES)):
-            mallopt(option, value)
 
 
 def _await_readers(store: dist.Store, launch: WorkerLaunch) -> None:

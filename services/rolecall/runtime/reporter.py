@@ -150,7 +150,8 @@ class _Rate:
     def add(self, now: float, samples: int) -> None:
         self._marks.append((now, samples))
         self._samples += samples
-        while self._marks[0][0] < now - _RATE_WINDOW_S:
+        # Of steps that are longer than the window, the last two remain: they have a rate, too.
+        while len(self._marks) > 2 and self._marks[0][0] < now - _RATE_WINDOW_S:
             self._samples -= self._marks.popleft()[1]
 
     def samples_per_s(self, now: float) -> float | None:

@@ -26,6 +26,7 @@ def differences(jobs: Sequence[JobDocument]) -> list[Row]:
         fields: dict[str, Any] = {
             "workload": job.workload,
             "roles": {role.value: count for role, count in job.roles.items()},
+            "resources": {role.value: one.model_dump(exclude_none=True) for role, one in job.resources.items()},
             "params": job.params,
         }
         if job.result:

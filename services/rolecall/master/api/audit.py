@@ -1,6 +1,7 @@
 """The route `/audit`, and the middleware that records users' calls in the audit log before they are answered."""
 
 import logging
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
-from rolecall.master.assembly import Master
-from rolecall.master.program import master_of
+from rolecall.master.program import master_of, program_of
+from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import audit
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope
@@ -62,21 +63,21 @@ async def _note(scope: Scope, answer: Message) -> None:
     caller: Principal | None = scope.get("state", {}).get("principal")
     if caller is None:
         return  # An unauthenticated call, which is counted already.
-    master = master_of(scope["app"])
     status, changes = answer["status"], scope["method"] not in _READING and not scope["path"].startswith("/internal/")
     if status == HTTPStatus.FORBIDDEN or (changes and status >= HTTPStatus.BAD_REQUEST):
-        master.sync.refused.note(refusal(scope, caller.name, status))
+        with suppress(LeadershipLost):  # During the call: the response says so.
+            master_of(scope["app"]).sync.refused.note(refusal(scope, caller.name, status))
     elif changes:
-        await _add(master, scope, answer, caller)
+        await _add(scope, answer, caller)
 
 
-async def _add(master: Master, scope: Scope, answer: Message, caller: Principal) -> None:
+async def _add(scope: Scope, answer: Message, caller: Principal) -> None:
     # The id or name of the created object, if there is one, or else the one in the path.
     location = dict[bytes, bytes](answer.get("headers", ())).get(b"location", b"")
     created = location.decode(errors="replace").rpartition("/")[2]
     entry = AuditEntry(
         id=0,
-        at=master.clock.now(),
+        at=program_of(scope["app"]).clock.now(),
         token=caller.name,
         address=address_of(scope),
         action=action_of(scope),
@@ -84,7 +85,7 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
         outcome=answer["status"],
     )
     try:
-        async with master.database.write() as connection:
+        async with master_of(scope["app"]).database.write() as connection:
             await audit.add(connection, [entry])
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, OSError, LeadershipLost) as error:
         _LOG.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))

@@ -2,7 +2,7 @@
 
 import json
 import mimetypes
-from functools import cache
+from functools import cache, partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
@@ -11,9 +11,19 @@ from fastapi.responses import Response
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.error_handlers import ErrorHandler
 from rolecall.master.api.gate import admission_of, is_of_page
+from rolecall.master.program import program_of
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import by_node, cluster_view, declared_metrics, figures, folded, readable, without
+from rolecall.master.web.view import (
+    by_node,
+    cluster_view,
+    declaration,
+    declared_metrics,
+    figures,
+    folded,
+    readable,
+    without,
+)
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -144,7 +154,8 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
 
 
 def _error_page(request: Request, status: int, detail: str) -> Response:
-    caller = admission_of(request.scope).caller
+    # A master that has lost its leadership can't check the token any more. Its page has no menu.
+    caller = admission_of(request.scope).caller if program_of(request.app).master else None
     return render(request, "error.html", status=status, caller=caller, detail=detail)
 
 
@@ -180,8 +191,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         may_control=caller.controls(document.owner),
         workload=workload,
         metrics=metrics,
-        units={one["name"]: one["unit"] for one in metrics},
-        helps={one["name"]: one["help"] for one in metrics},
+        declared=partial(declaration, metrics),
         by_node=by_node,
         figures=figures,
         without=without,

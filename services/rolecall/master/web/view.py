@@ -126,3 +126,9 @@ def declared_metrics(workloads: Iterable[WorkloadDocument | None]) -> list[Decla
                 one = DeclaredMetric(name=name, help=metric.help, unit=metric.unit, direction=metric.direction)
                 found.setdefault(name, one)
     return sorted(found.values(), key=lambda one: one["direction"] is None)
+
+
+def declaration(metrics: Iterable[DeclaredMetric], name: str) -> DeclaredMetric:
+    """The declaration of a reported or a declared name; one without text if there is none."""
+    known = (one for one in metrics if name == one["name"] or index_in(name, one["name"]) is not None)
+    return next(known, DeclaredMetric(name=name, help="", unit="", direction=None))
