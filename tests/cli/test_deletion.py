@@ -61,11 +61,11 @@ def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
 def test_delete_asks_at_a_terminal(cluster: Cluster) -> None:
     job, other = [run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip() for _ in range(2)]
     declined = at_terminal(cluster, "n", "delete", job, "--force")
-    assert f"Delete job {job} with its logs, checkpoints and artifacts? [y/N]" in declined.stderr
+    assert f"and delete job {job} with its logs, checkpoints and artifacts? [y/N]" in declined.stderr
     assert (declined.returncode, declined.stderr.endswith("Nothing deleted.\n")) == (1, True)
     assert run(cluster, "show", job).code == 0
     agreed = at_terminal(cluster, "y", "delete", job, other, "--force", "--json")
-    assert f"Delete 2 jobs with their logs, checkpoints and artifacts: {job}, {other}? [y/N]" in agreed.stderr
+    assert f"delete 2 jobs with their logs, checkpoints and artifacts: {job}, {other}? [y/N]" in agreed.stderr
     assert json.loads(agreed.stdout) == {"deleted": [job, other]}
     last = run(cluster, "submit", "-", given=json.dumps(WAITING)).out.strip()
     unasked = at_terminal(cluster, "n", "delete", last, "--force", "-y")

@@ -486,7 +486,10 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     page.get_by_label("Workload").select_option("transformer-pipeline")
     expect(page.locator("#request").get_by_label("deadline (s)", exact=True)).to_be_attached()
     expect(page.locator("#params .help code").first).to_be_attached()
-    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    cluster.client.delete(f"/jobs/{job}?force=true").raise_for_status()
+    expect(page.locator("#main .error")).to_contain_text(job)
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
 
 
 def test_an_attempt_has_one_color_in_all_charts(page: Page, cluster: Cluster) -> None:

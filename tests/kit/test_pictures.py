@@ -109,6 +109,19 @@ def test_the_axis_has_round_values_where_they_are() -> None:
     assert ticks == ["0", "5", "10", "15", "20", "25", "30"]
 
 
+def test_threads_are_in_the_order_of_their_numbers() -> None:
+    names = ["thread-10", "thread-9", "a", "main", "thread-1"]
+    spans = tuple(Span("apply", "compute", 0.0, 1.0, 1, None, None, name) for name in names)
+    worker = WorkerTimeline(
+        rank=0, role=Role.STAGE, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False,
+        steps=(Step(1, 0.0, 1.0),), spans=spans,
+    )  # fmt: skip
+    document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
+    rows = [text.text for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text")]
+    order = ["stage-0", "stage-0 a", "stage-0 thread-1", "stage-0 thread-9", "stage-0 thread-10"]
+    assert [row for row in rows if row in order] == order
+
+
 def test_the_label_of_a_wait_has_the_color_of_text() -> None:
     """A wait is pale, so that the usual label on it is hard to read."""
     grounds, labels_ = re.findall(r"}\.wait{fill:(#\w+)}", STYLE), re.findall(r"\.label\.on-wait{fill:(#\w+)}", STYLE)

@@ -265,10 +265,10 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/?state=lost", 422, "&#39;lost&#39; is not a valid value"),
+        ("/?state=lost", 422, "&#39;lost&#39; is not a valid value; valid: queued, "),
         ("/ui/jobs/toy-none", 404, "toy-none"),
         ("/ui/nope", 404, "/ui/nope"),
-        ("/ui/compare?id=toy-1", 422, "id&#39;"),
+        ("/ui/compare?id=toy-1", 422, "id&#39;; valid: job<"),
     ],
 )
 async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str, status: int, said: str) -> None:

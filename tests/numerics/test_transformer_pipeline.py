@@ -31,7 +31,7 @@ from rolecall.kit.schedules import SCHEDULES, ScheduleName
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
-from rolecall.workloads.transformer_pipeline.params import Params, Split
+from rolecall.workloads.transformer_pipeline.params import Params, SplitMethod
 
 GOLDEN = [2.628746757, 2.581284413, 2.538816789, 2.525525731]
 """Losses of steps 1, 4, 7 and 10 of `job`: they change only if the model, its first weights or the data's order do."""
@@ -131,7 +131,7 @@ def test_every_way_to_name_a_cut_gives_the_single_process_gradients(tmp_path: Pa
     begin, end = ["layers.3"], [{"layer": "layers.2", "at": "end"}]
     cases = [
         case("GPipe", 1, 4, layers=6, split=split, cuts=cuts)
-        for split in get_args(Split)
+        for split in get_args(SplitMethod)
         for cuts in (None, begin, end)
     ]
     edges = ["layers.0", "layers.4", {"layer": "layers.5", "at": "end"}]

@@ -15,7 +15,7 @@ from rolecall.kit.worker import WorkerContext
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.testing import run_gang
-from rolecall.workloads.transformer_pipeline.params import Params, Split
+from rolecall.workloads.transformer_pipeline.params import Params, SplitMethod
 from rolecall.workloads.transformer_pipeline.remote import Pipeline
 
 TUTORIALS = Path(__file__).parents[2] / "examples" / "tutorials"
@@ -63,7 +63,7 @@ def run(context: WorkerContext[Params]) -> None:
     dist.all_reduce(loss)
     torch.save({name: weight.grad for name, weight in pipeline.named_parameters()}, context.workdir.scratch / GRADIENTS)
     context.report(1, loss=loss)
-    traced: Split = "tracer"
+    traced: SplitMethod = "tracer"
     first = {"split": traced, "batch_size": 8, "micro_batches": 1}
     context.report(2, loss=forward_loss(Pipeline(context.params.model_copy(update=first), VOCABULARY, grid)))
 

@@ -27,7 +27,7 @@ from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.testing.gang import processes
 from rolecall.workloads.transformer_pipeline.build import SplitDecoder, build_decoder, custom_layers, decoder_shape
-from rolecall.workloads.transformer_pipeline.params import Params, Split
+from rolecall.workloads.transformer_pipeline.params import Params, SplitMethod
 from rolecall.workloads.transformer_pipeline.remote import Pipeline
 
 CPU = torch.device("cpu")
@@ -153,7 +153,7 @@ def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str,
             traced = sorted({counts[0], 8, counts[-1]})
             ways = [(count, "manual") for count in counts] + [(count, "tracer") for count in traced]
             if replicas > 1:
-                ways = zip((counts[0], counts[-1]), get_args(Split), strict=True)
+                ways = zip((counts[0], counts[-1]), get_args(SplitMethod), strict=True)
             for count, way in ways:
                 changes = {"virtual_stages": virtual, "precision": precision, "split": way, "layers": stages + 1}
                 yield case(name, replicas, count, **changes)

@@ -53,8 +53,8 @@ def print_checkpoints(found: list[Checkpoint]) -> None:
             str(len(one.manifest.parts)),
             size(sum(part.size for part in one.manifest.parts)),
             f"{age(one.created_at)} ago",
-            "kept" if one.manifest.keep else "",
+            "yes" if one.manifest.keep else "",
         )
         for one in found
     ]
-    print_table(("STEP", "ATTEMPT", "PARTS", "SIZE", "CREATED", ""), rows)
+    print_table(("STEP", "ATTEMPT", "PARTS", "SIZE", "CREATED", "KEPT"), rows)

@@ -53,7 +53,7 @@ def delete(  # noqa: PLR0917 - the command line is the signature
     Asks for confirmation if stdin is a terminal. If a job can't be deleted, the others are deleted all the same.
     """
     if not yes and sys.stdin and sys.stdin.isatty():  # There is no stdin if it is closed.
-        _confirm(_question(jobs))
+        _confirm(_question(jobs, force=force))
     deleted, errors = list[str](), list[UnknownName | Refused]()
     try:
         with connect(url, token) as client:
@@ -108,10 +108,12 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             out.print(f"deleted {_summary(done)}")
 
 
-def _question(jobs: Sequence[str]) -> str:
+def _question(jobs: Sequence[str], *, force: bool = False) -> str:
+    verb = "Cancel, if it has not ended, and delete" if force else "Delete"
     if len(jobs) == 1:
-        return f"Delete job {jobs[0]} with its logs, checkpoints and artifacts?"
-    return f"Delete {len(jobs)} jobs with their logs, checkpoints and artifacts: {', '.join(jobs)}?"
+        return f"{verb} job {jobs[0]} with its logs, checkpoints and artifacts?"
+    verb = "Cancel those that have not ended, and delete" if force else "Delete"
+    return f"{verb} {len(jobs)} jobs with their logs, checkpoints and artifacts: {', '.join(jobs)}?"
 
 
 def _confirm(question: str) -> None:

@@ -66,7 +66,7 @@ def logs(  # noqa: PLR0917 - the command line is the signature
                 _print_lines(log_lines(client, job, query), as_json=json)
             elif json:
                 print_json(list(_lines(client.log(job, query))))
-            elif not _print_chunks(client.log(job, query)):
+            elif not _print_chunks(client.log(job, query)) and tail != 0:
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
         except KeyboardInterrupt:

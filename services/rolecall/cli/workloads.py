@@ -33,6 +33,8 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
     """List the workloads, or describe one of them with all its parameters."""
     if (example or schema) and not name:
         raise typer.BadParameter("name the workload", param_hint="--example, --schema")
+    if example and schema:
+        raise typer.BadParameter("use one of them", param_hint="--example, --schema")
     with connect(url, token) as client:
         found = client.workload(name) if name else client.call(WorkloadList, "GET", "/workloads")
         if json and not (example or schema):

@@ -4,6 +4,7 @@ The colors follow the reader's light or dark mode.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,12 @@ def _plan(planned: Sequence[Sequence[TimedTask]], heading: str = "", rows: Seque
     return Panel(rows or [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes", heading)
 
 
+def _thread_order(name: str) -> tuple[bool, list[str | int]]:
+    """A key that puts the main thread first, and thread 10 after thread 9."""
+    parts = re.split(r"(\d+)", name)
+    return name != "main", [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
 def timeline_svg(document: TimelineDocument) -> str:
     """A measured timeline, one row for each thread of each worker that recorded something.
 
@@ -126,7 +133,7 @@ def timeline_svg(document: TimelineDocument) -> str:
         for span in worker.spans:
             if span.begin_s < end and span.begin_s + span.seconds > begin:
                 threads[span.thread].append(span)
-        for thread in sorted(threads, key=lambda name: (name != "main", name)):
+        for thread in sorted(threads, key=_thread_order):
             if len(rows) == _MAX_ROWS:
                 threads_without_row += 1
                 continue

@@ -145,7 +145,9 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
         problem = await on_error(request, error)
         if not is_of_page(request.url.path) or "authorization" in request.headers:
             return problem
-        page = _error_page(request, problem.status_code, json.loads(bytes(problem.body))["detail"])
+        document = json.loads(bytes(problem.body))
+        legal = [f"; valid: {one['legal']}" for one in document.get("errors", ()) if one["legal"]]
+        page = _error_page(request, problem.status_code, document["detail"] + "".join(legal))
         for name, value in problem.headers.items():
             page.headers.setdefault(name, value)
         return page

@@ -30,8 +30,8 @@ WORKLOAD = Workload(
     },
     metrics=(
         *TRAINING,
-        *CLASSIFIER,
         Metric("auc", "Area under the ROC curve of a binary label.", "ratio", "higher", EVALUATED),
+        *CLASSIFIER,
         Metric("rmse", "Root mean squared error of a numeric label.", direction="lower", splits=EVALUATED),
         Metric("mae", "Mean absolute error of a numeric label.", direction="lower", splits=EVALUATED),
         Metric("bad_rows", "Rows of the data that can't be parsed.", direction="lower"),

@@ -15,6 +15,11 @@ async function problemOf(response) {
 
 document.body.addEventListener("htmx:responseError", (event) => {
   const { responseText, status } = event.detail.xhr;
+  // A job that was deleted meanwhile: the page of the same address says so.
+  if (status === 404 && event.detail.requestConfig.verb === "get" && event.detail.target.id === "job") {
+    location.reload();
+    return;
+  }
   try {
     showMessage(JSON.parse(responseText).detail);
   } catch {
