@@ -243,9 +243,9 @@ def test_a_job_goes_on_when_the_stack_is_taken_down_and_brought_up_again(stack: 
     before = stack.until(job, past_step(50), PATIENCE_S)
     stack.compose("down")
     stack.up()
-    after = stack.until(job, past_step(0), PATIENCE_S)
-    assert after["progress"]["step"] > before["progress"]["step"], "it went on from its checkpoint"
+    # It can have ended meanwhile: the engine checks the health of the containers only every few seconds.
     after = stack.wait_for(job, "succeeded", PATIENCE_S)
+    assert after["progress"]["spent"]["resumed"] > before["progress"]["spent"]["steps"], "it resumed"
     assert [attempt["state"] for attempt in after["attempts"]] == ["paused", "succeeded"], "a drain costs no restart"
 
 
