@@ -82,6 +82,7 @@ def test_exit_codes_and_signals_are_described() -> None:
     assert describe_exit(-(signal.SIGRTMIN + 1)) == "signal 35"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ran_s", "delay_s"), [(60.0, restart_delay_s(1)), (61.0, restart_delay_s(0))])
 def test_a_program_that_ends_is_reported_and_started_again_sooner_if_it_ran_long(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, ran_s: float, delay_s: float

@@ -106,6 +106,7 @@ async def test_a_submitted_job_has_an_id_even_if_the_master_then_answers_no_more
     assert (done.code, done.out.strip() != "", done.err) == (0, True, "")
 
 
+@pytest.mark.slow
 async def test_a_submitted_job_has_an_id_soon_even_if_the_master_hangs(
     master: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

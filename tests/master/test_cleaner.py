@@ -380,6 +380,7 @@ async def test_an_unavailable_store_is_called_for_three_jobs_a_pass(
         assert len(set(called)) == 6, "jobs that failed come after the others"
 
 
+@pytest.mark.slow
 async def test_a_job_whose_files_take_too_long_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = Blobs.remove_job
 
@@ -392,7 +393,7 @@ async def test_a_job_whose_files_take_too_long_delays_no_other(tmp_path: Path, m
     async with in_world(tmp_path, policy(jobs=timedelta(days=1))) as world:
         await world.end_jobs(2, unswept=0)
         world.now += timedelta(days=2)
-        monkeypatch.setattr(cleaner, "_STORE_S", 3.0)
+        monkeypatch.setattr(cleaner, "_STORE_S", 1.0)
         async with asyncio.timeout(20):
             assert not await world.cleaner.clean()
         assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["toy-1"]
