@@ -291,6 +291,18 @@ async def test_a_page_without_its_database_is_a_page_with_the_reason(
     assert '<nav aria-label="Pages">' in answer.text
 
 
+async def test_a_page_with_a_defect_is_a_page_that_no_one_may_store(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(pages, "cluster_view", fail)
+    answer = await client.http.get("/", headers=await session_of(client))
+    assert (answer.status_code, answer.headers.get("Cache-Control")) == (500, "no-store")
+    assert "the master has a defect" in answer.text
+
+
 async def test_a_page_of_a_master_that_loses_its_leadership_is_a_page_without_a_menu(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,10 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
 def _error_page(request: Request, status: int, detail: str) -> Response:
     # A master that has lost its leadership can't check the token any more. Its page has no menu.
     caller = admission_of(request.scope).caller if program_of(request.app).master else None
-    return render(request, "error.html", status=status, caller=caller, detail=detail)
+    page = render(request, "error.html", status=status, caller=caller, detail=detail)
+    # The response to a defect passes no middleware, which would set this.
+    page.headers["Cache-Control"] = "no-store"
+    return page
 
 
 async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:
