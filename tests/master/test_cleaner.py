@@ -271,21 +271,27 @@ async def test_a_master_that_no_longer_leads_deletes_no_file(tmp_path: Path, mon
         await rival.close()
 
 
+async def unavailable(*_: Any) -> None:
+    raise OSError("the store is unavailable")
+
+
+async def add_two_checkpoints(connection: AsyncConnection, world: World, tmp_path: Path) -> None:
+    """Checkpoints of steps 2 and 3, which make the one of step 1 superfluous."""
+    for step in (2, 3):
+        await checkpoints.add(connection, "toy-1", manifest(step), world.now)
+        (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+
+
 async def test_a_blob_that_can_not_be_deleted_at_once_is_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(*_: Any) -> None:
-        raise OSError("the store is away")
-
     async with in_world(tmp_path, policy()) as world:
         await world.end_jobs(1)
         async with world.database.write() as connection:
-            for step in (2, 3):
-                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
-                (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+            await add_two_checkpoints(connection, world, tmp_path)
             await connection.execute(update(schema.attempts).values(ended_at=None))  # It runs: no sweep yet.
         with monkeypatch.context() as patched:
-            patched.setattr(Blobs, "delete", away)
+            patched.setattr(Blobs, "delete", unavailable)
             assert not await world.cleaner.clean()
         assert (tmp_path / "blobs/toy-1/1/1").exists()
         assert await world.cleaner.clean()
@@ -296,19 +302,14 @@ async def test_a_blob_that_can_not_be_deleted_at_once_is_deleted_later(
 async def test_what_a_killed_master_forgot_and_did_not_delete_is_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(*_: Any) -> None:
-        raise OSError("the store is away")
-
     async with in_world(tmp_path, policy()) as world:
         await world.end_jobs(1)
         assert await world.cleaner.clean()
         async with world.database.write() as connection:
-            for step in (2, 3):
-                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
-                (tmp_path / f"blobs/toy-1/1/{step}").write_text("x")
+            await add_two_checkpoints(connection, world, tmp_path)
         world.cleaner.recorded("toy-1")
         with monkeypatch.context() as patched:
-            patched.setattr(Blobs, "delete", away)
+            patched.setattr(Blobs, "delete", unavailable)
             assert not await world.cleaner.clean()
         world.cleaner = world.new_cleaner(policy())
         assert await world.cleaner.clean()
@@ -355,10 +356,6 @@ async def test_a_job_that_can_not_be_deleted_holds_up_no_other(tmp_path: Path, m
             assert not await world.cleaner.clean()
         async with world.database.read() as connection:
             assert set(await deletion.marked(connection, 100)) == {"toy-1", "toy-2", "toy-3", "toy-4"}
-
-
-async def unavailable(*_: Any) -> None:
-    raise OSError("the store is unavailable")
 
 
 async def test_an_unavailable_store_is_called_for_three_jobs_a_pass(

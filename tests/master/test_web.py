@@ -4,6 +4,7 @@ import asyncio
 import re
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -279,13 +280,19 @@ async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str
     assert '<nav aria-label="Pages">' in answer.text
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    """A function that raises the error."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 async def test_a_page_without_its_database_is_a_page_with_the_reason(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StoreUnavailable("the database does not answer")
-
-    monkeypatch.setattr(pages, "cluster_view", fail)
+    monkeypatch.setattr(pages, "cluster_view", raising(StoreUnavailable("the database does not answer")))
     answer = await client.http.get("/", headers=await session_of(client))
     assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
     assert '<nav aria-label="Pages">' in answer.text
@@ -294,10 +301,7 @@ async def test_a_page_without_its_database_is_a_page_with_the_reason(
 async def test_a_page_with_a_defect_is_a_page_that_no_one_may_store(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(pages, "cluster_view", fail)
+    monkeypatch.setattr(pages, "cluster_view", raising(RuntimeError("a defect")))
     answer = await client.http.get("/", headers=await session_of(client))
     assert (answer.status_code, answer.headers.get("Cache-Control")) == (500, "no-store")
     assert "the master has a defect" in answer.text
