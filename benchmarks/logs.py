@@ -2,14 +2,15 @@
 
 Starts a local cluster, and gives the worker of an ended job a long log of short lines. Prints the throughput of
 `GET /jobs/{job}/logs` with the CPU time of the master, of the whole log and of a search for a text that no line
-contains, the time of the last 1,000 lines, which the page shows, and the CPU time of followers of jobs that print
-nothing.
+contains, the time of the last 1,000 lines, which the page shows, the same for the records of all workers, merged by
+time, and the CPU time of followers of jobs that print nothing.
 """
 
 import argparse
 import tempfile
 import time
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +20,7 @@ from benchmarks.first_step import example, local, start_times
 from benchmarks.queue import cpu_s, idle_share, master_process
 from rolecall.client import Client
 
+Query = dict[str, int]
 _ROUNDS = 5
 _SILENT_JOBS = 5
 _WATCHED_S = 30.0
@@ -37,10 +39,15 @@ def main() -> None:
         connection = stack.enter_context(local(folder))
         client, master = stack.enter_context(Client(connection)), master_process()
         job = ended_job(client, folder, options.megabytes * 10**6)
+        what, one = f"{options.megabytes} MB of lines", {"rank": 0}
         for _ in range(_ROUNDS):
-            print(f"{options.megabytes} MB of lines, {serving(client, master, job)}", flush=True)
-        print(f"{options.megabytes} MB of lines, {searching(client, master, job, options.megabytes)}", flush=True)
-        print(f"{options.megabytes} MB of lines, {ending(client, job)}", flush=True)
+            print(f"{what}, {serving(client, master, job, one)}", flush=True)
+        print(f"{what}, {searching(client, master, job, options.megabytes)}", flush=True)
+        print(f"{what}, {ending(client, job, one)}", flush=True)
+        what = f"{options.megabytes} MB of records of {record_logs(folder, job, options.megabytes * 10**6)} workers"
+        for _ in range(_ROUNDS):
+            print(f"{what}, {serving(client, master, job, {})}", flush=True)
+        print(f"{what}, {ending(client, job, {})}", flush=True)
         too_large = example("rnn-lm") | {"roles": {"parameter-server": 1, "trainer": 32}}
         silent = [client.submit(too_large).id for _ in range(_SILENT_JOBS)]
         alone = idle_share(master, _WATCHED_S)
@@ -65,10 +72,23 @@ def ended_job(client: Client, folder: Path, size: int) -> str:
     return job
 
 
-def serving(client: Client, master: psutil.Process, job: str) -> str:
+def record_logs(folder: Path, job: str, size: int) -> int:
+    """Give all workers of the job logs of records, whose times alternate. Returns the number of workers."""
+    logs = list(folder.rglob(f"streams/{job}/1/*/log.txt"))
+    began, count = datetime(2026, 1, 1, tzinfo=UTC), 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(log.open("wb")) for log in logs]
+        while size > 0:
+            time = (began + timedelta(milliseconds=count)).isoformat(" ", "milliseconds")
+            size -= files[count % len(files)].write(f"{time} INFO rolecall.kit.loop step {count:07d}\n".encode())
+            count += 1
+    return len(logs)
+
+
+def serving(client: Client, master: psutil.Process, job: str, query: Query) -> str:
     """Read the logs of a job once."""
     before_s, begin_s, size = cpu_s(master), time.perf_counter(), 0
-    for chunk in client.log(job, {}):
+    for chunk in client.log(job, query):
         size += len(chunk)
     wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
     return f"{size / 1e6:.0f} MB with names: {size / 1e6 / wall_s:.0f} MB/s, {own_s:.2f} s of the master's CPU"
@@ -77,18 +97,18 @@ def serving(client: Client, master: psutil.Process, job: str) -> str:
 def searching(client: Client, master: psutil.Process, job: str, megabytes: int) -> str:
     """Search the logs of a job once for a text that they do not contain."""
     before_s, begin_s = cpu_s(master), time.perf_counter()
-    found = sum(map(len, client.log(job, {"text": "no such text"})))
+    found = sum(map(len, client.log(job, {"text": "no such text", "rank": 0})))
     wall_s, own_s = time.perf_counter() - begin_s, cpu_s(master) - before_s
     assert found == 0, "a line contains the text"
     return f"search: {megabytes / wall_s:.0f} MB/s, {wall_s:.2f} s, {own_s:.2f} s of the master's CPU"
 
 
-def ending(client: Client, job: str) -> str:
+def ending(client: Client, job: str, query: Query) -> str:
     """Read the last 1,000 lines of the logs of a job a few times."""
     times_ms: list[float] = []
     for _ in range(2 * _ROUNDS + 1):
         begin_s = time.perf_counter()
-        lines = b"".join(client.log(job, {"tail": 1000, "rank": 0})).splitlines()
+        lines = b"".join(client.log(job, query | {"tail": 1000})).splitlines()
         times_ms.append(1000 * (time.perf_counter() - begin_s))
         assert len(lines) == 1000
     return f"the last 1,000: {median(times_ms):.0f} ms (median), {max(times_ms):.0f} ms at most"

@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import pytest
 
 from rolecall.master import log_starts, segments
+from rolecall.master.clock import Clock
+from rolecall.master.lines import Lines
 from rolecall.master.log_filter import TextFilter, record_times
-from rolecall.master.log_starts import start_of_last, start_since
+from rolecall.master.log_starts import start_of_last, start_since, starts_of_last
+from rolecall.master.merged_log import Source
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.master.user_threads import Search
 
+_T = TypeVar("_T")
 KEY = StreamKey("job", 1, 0, "log")
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 OLD = b"""\
@@ -35,12 +41,15 @@ def stored(root: Path, *parts: bytes, log_bytes: int = 1 << 30) -> Streams:
     for part in parts:
         segments.append(root / "job/1/0", at, part, log_bytes, cut=True)
         at += len(part) + 100
-    return Streams(root, log_bytes, lambda: 0.0)
+    return Streams(root, log_bytes, Clock(monotonic=lambda: 0.0))
 
 
-def found(search: Callable[..., Search], streams: Streams, *given: Any) -> int:
-    """The result of a search."""
-    steps = search(streams, KEY, *given)
+def found(search: Callable[..., Search[int]], streams: Streams, *given: Any) -> int:
+    """The result of a search in one log."""
+    return result(search(streams, KEY, *given))
+
+
+def result(steps: Search[_T]) -> _T:
     while True:
         try:
             next(steps)
@@ -61,7 +70,7 @@ def test_older_records_are_left_out_with_what_precedes_and_belongs_to_them(
 
 def test_a_log_without_records_is_new(tmp_path: Path) -> None:
     assert found(start_since, stored(tmp_path, b"printed\n" * 9), NOON) == 0
-    assert found(start_since, Streams(tmp_path / "none", 1, lambda: 0.0), NOON) == 0
+    assert found(start_since, Streams(tmp_path / "none", 1, Clock(monotonic=lambda: 0.0)), NOON) == 0
 
 
 def test_each_second_of_a_long_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +111,7 @@ def test_a_record_at_the_border_of_two_segments_is_found(tmp_path: Path) -> None
         root = tmp_path / str(border)
         segments.append(root / "job/1/0", 0, data[:border], 8, cut=False)
         segments.append(root / "job/1/0", border, data[border:], 8, cut=False)
-        streams = Streams(root, 1 << 30, lambda: 0.0)
+        streams = Streams(root, 1 << 30, Clock(monotonic=lambda: 0.0))
         assert len(streams.log_segments(KEY)) == 2
         assert found(start_since, streams, NOON) == len(b"printed\n" + OLD)
 
@@ -141,3 +150,32 @@ def test_the_last_lines_with_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert streams.read_log(KEY, found(start_of_last, streams, wanted, count, floor), 1 << 20).data.count(
         b"Error"
     ) == min(count, 2)
+
+
+def _tails(streams: Streams, keys: list[StreamKey], wanted: TextFilter, opened: list[int]) -> Any:
+    def open_tail(key: StreamKey, count: int) -> Search[Source]:
+        opened.append(count)
+        start = yield from start_of_last(streams, key, wanted, count, 0)
+        return Source(key, Lines(start, wanted), streams.log_arrivals(key), streams.size(key))
+
+    return [partial(open_tail, key) for key in keys]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100, 399, 1000])
+@pytest.mark.parametrize("shares", [[100] * 4, [397, 1, 1, 1], [0, 0, 200, 200]])
+def test_the_last_lines_of_several_logs_are_those_of_all(tmp_path: Path, count: int, shares: list[int]) -> None:
+    """400 records in turns, or most of them in one log, whose last are not the last of all."""
+    ranks = [rank for rank, share in enumerate(shares) for _ in range(share)]
+    Random(0).shuffle(ranks)
+    lines = [f"{(NOON + timedelta(seconds=n)).isoformat()} INFO {n}" for n in range(len(ranks))]
+    logs = [[line for line, rank in zip(lines, ranks, strict=True) if rank == number] for number in range(4)]
+    for number, log in enumerate(logs):
+        segments.append(tmp_path / f"job/1/{number}", 0, "".join(f"{line}\n" for line in log).encode(), 1 << 30)
+    streams, keys = Streams(tmp_path, 1 << 30, Clock()), [StreamKey("job", 1, rank, "log") for rank in range(4)]
+    opened: list[int] = []
+    starts = result(starts_of_last(streams, _tails(streams, keys, TextFilter(["info"], ""), opened), count))
+    kept = "".join(streams.read_log(key, start, 1 << 20).data.decode() for key, start in zip(keys, starts, strict=True))
+    assert sorted(kept.splitlines()) == lines[max(0, len(lines) - count) :]
+    # A log can have more of the last lines than twice its share.
+    if shares[0]:
+        assert (len(set(opened)) > 1) == (shares[0] == 397 and count in {100, 399})

@@ -23,7 +23,7 @@ from tests.master.harness import (
     turns_of_loop,
 )
 
-from rolecall.master.api import keep_alive, logs
+from rolecall.master.api import keep_alive, log_follower
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
@@ -308,7 +308,7 @@ async def test_filters_are_bounded(client: Client) -> None:
 
 
 async def test_a_follower_gets_new_lines_with_a_text(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_PARTIAL_S", 0.05)
+    monkeypatch.setattr(log_follower, "_PARTIAL_S", 0.05)
     node, job, worker = await running(client)
     size = await node.ship(worker, "log", RECORDS)
     events = await followed(client, job, until="[trainer-0] printed needle", query="&text=NEEDLE&tail=1")
@@ -347,7 +347,7 @@ async def test_a_follower_begins_at_a_time(client: Client) -> None:
 
 
 async def test_a_long_search_keeps_its_stream_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "EVERY_S", 0.0)
+    monkeypatch.setattr(log_follower, "EVERY_S", 0.0)
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"line\n" * 100_000 + b"needle\n")
     query, seen = "follow=true&text=needle&tail=5", b""
@@ -382,7 +382,55 @@ async def test_a_large_log_is_searched_quickly(tmp_path: Path) -> None:
         assert is_within(time.process_time() - began, 0.5), "only the end is read"
 
 
-async def test_the_last_lines_of_each_worker(client: Client) -> None:
+async def gang_that_logs(client: Client) -> str:
+    """A job of two trainers that run and have written records and a traceback."""
+    nodes = [Node(client, make_node(f"trainer-{number}", Role.TRAINER)) for number in range(2)]
+    for node in nodes:
+        await node.enter()
+        await node.beat()
+    job = (await client.submit(roles={"trainer": 2, "parameter-server": 0}))["id"]
+    await client.until(job, "placed")
+    for second, node in enumerate(nodes):
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        records = [f"2026-01-01T10:00:0{n}.000Z INFO {n}\n    more of {n}\n" for n in range(second, 10, 2)]
+        await node.ship(worker, "log", "".join(records).encode())
+    return job
+
+
+MERGED = [
+    f"[trainer-{n % 2}] {text}"
+    for n in range(10)
+    for text in (f"2026-01-01T10:00:0{n}.000Z INFO {n}", f"    more of {n}")
+]
+
+
+async def test_the_logs_of_several_workers_are_merged_by_time(client: Client) -> None:
+    job = await gang_that_logs(client)
+
+    async def lines(**query: Any) -> list[str]:
+        return (await client.user("GET", f"/jobs/{job}/logs", params=query)).text.splitlines()
+
+    assert await lines() == MERGED
+    assert await lines(rank=1) == [line for line in MERGED if line.startswith("[trainer-1]")]
+    assert await lines(text="INFO") == MERGED[::2]
+    for tail in (0, 1, 3, 100):
+        assert await lines(tail=tail) == MERGED[len(MERGED) - min(tail, len(MERGED)) :]
+    assert await lines(tail=2, text="INFO") == MERGED[::2][-2:]
+    assert await lines(since="2026-01-01T10:00:05Z") == MERGED[10:]
+
+
+async def test_a_follower_gets_older_lines_of_several_workers_by_time(client: Client) -> None:
+    job = await gang_that_logs(client)
+    events = await followed(client, job, until=MERGED[-1])
+    assert [event.data for event in events] == MERGED
+    again = await followed(client, job, until=MERGED[-1], last_id=events[6].id)
+    assert [event.data for event in again] == MERGED[7:]
+    last = await followed(client, job, until=MERGED[-1], query="&tail=5")
+    assert [event.data for event in last] == MERGED[-5:]
+
+
+async def test_the_last_lines_of_a_worker(client: Client) -> None:
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"".join(b"line %d\n" % number for number in range(50_000)))
     for tail in (0, 1, 3, 10_000):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rolecall.master.clock import Clock
 from rolecall.master.progress import ProgressBook
 from rolecall.master.progress_lines import Latest, advance, is_newer, parse, result
 from rolecall.master.store import jobs
@@ -81,7 +82,8 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
         for one in lines:
             yield one.model_dump_json().encode() + b"\n"
 
-    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     await database.migrate()
     async with database.write() as connection:
         await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
@@ -119,7 +121,8 @@ async def test_names_of_values_are_saved_while_a_stream_is_read(tmp_path: Path) 
         await streams.append(KEY, streams.size(KEY), chunks())
         await ProgressBook(streams).ingest(database, KEY)  # as after a restart of the master
 
-    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     await database.migrate()
     assert streams.saved_names(KEY) == (0, set())
     await append(step(1, "loss") + step(2, "loss", "auc"))
@@ -146,7 +149,8 @@ async def test_names_that_cannot_be_saved_keep_no_progress_back(
     async def chunks(number: int) -> AsyncIterator[bytes]:
         yield progress_line("step", step=number, metrics={f"loss-{number}": 0.5}).model_dump_json().encode() + b"\n"
 
-    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     await database.migrate()
     monkeypatch.setattr(Streams, "save_names", refuse)
     book = ProgressBook(streams)

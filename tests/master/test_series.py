@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cpu_time import is_within, slowness
 
+from rolecall.master.clock import Clock
 from rolecall.master.progress_lines import parse
 from rolecall.master.series import SeriesBook, series
 from rolecall.master.series_names import SeriesNames
@@ -101,7 +102,7 @@ async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: 
     async def found() -> list[tuple[int, int]]:
         return [(key.attempt, key.rank) for key in await book.lowest_ranks("alice", keys)]
 
-    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     book = SeriesBook(streams, threads)
     keys = [StreamKey("toy-1", attempt, rank, "progress") for attempt in (2, 1) for rank in range(4)]
     for key in keys:
@@ -118,7 +119,7 @@ async def test_each_value_is_found_in_the_stream_with_the_lowest_rank(tmp_path: 
 async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_not_show(
     tmp_path: Path, threads: UserThreads
 ) -> None:
-    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     keys = [StreamKey("toy-1", 1, rank, "progress") for rank in range(20)]
     for key in keys:
         lines = b"".join((SCORED if key.rank == 7 and step == 5 else LINE) % step + b"\n" for step in range(2000))
@@ -133,7 +134,7 @@ async def test_a_chart_after_a_restart_reads_little_of_the_streams_that_it_does_
 
 
 async def test_a_stream_that_takes_long_delays_no_other_users_charts(tmp_path: Path, threads: UserThreads) -> None:
-    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     book = SeriesBook(streams, threads)
     mine, others = [StreamKey(job, 1, 0, "progress") for job in ("mine-1", "others-1")]
     await append(streams, mine, LINE % 1 + b"\n")
@@ -157,7 +158,7 @@ async def test_a_stream_that_takes_long_delays_no_other_users_charts(tmp_path: P
 
 
 async def test_a_stream_that_is_read_in_parts_has_the_series_of_the_whole(tmp_path: Path, threads: UserThreads) -> None:
-    streams = Streams(tmp_path, 1 << 20, lambda: 0.0)
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
     book = SeriesBook(streams, threads)
     key = StreamKey("toy-1", 1, 0, "progress")
     lines = [(SCORED if step % 50 == 0 else LINE) % step + b"\n" for step in range(1000)]

@@ -30,7 +30,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def streams(tmp_path: Path, clock: ManualClock) -> Streams:
-    return Streams(tmp_path, 1 << 20, clock.monotonic)
+    return Streams(tmp_path, 1 << 20, clock)
 
 
 @pytest.mark.parametrize("key", [LOG, PROGRESS])
@@ -97,7 +97,7 @@ async def test_a_log_is_complete_when_the_expected_bytes_are_there_or_it_took_to
 
 async def test_a_removed_job_leaves_nothing_and_takes_no_more(streams: Streams, tmp_path: Path) -> None:
     await append(streams, LOG, 0, b"one\n")
-    assert streams.used("toy-1") == 4
+    assert streams.used("toy-1") == 4 + 16, "the log, and when it arrived"
     await streams.remove_job("toy-1")
     assert streams.used("toy-1") == 0
     with pytest.raises(NotFound, match="job toy-1 is deleted"):

@@ -29,7 +29,7 @@ async def test_a_user_who_searches_a_lot_leaves_threads_to_others() -> None:
 
 
 async def test_a_search_has_a_turn_for_each_step() -> None:
-    def search() -> Search:
+    def search() -> Search[int]:
         for _ in range(3):
             steps.append(threading.current_thread().name)
             yield

@@ -25,9 +25,7 @@ OfAttempt = Annotated[
 ]
 
 
-Tail = Annotated[
-    int | None, typer.Option("--tail", min=0, max=10_000, help="Only this many of the last lines of each worker.")
-]
+Tail = Annotated[int | None, typer.Option("--tail", min=0, max=10_000, help="Only this many of the last lines.")]
 Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
 Grep = Annotated[
     list[str] | None,
@@ -52,7 +50,8 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line.
+    """Print the logs of a job's workers, merged by time; with --json a list of lines, and with --json --follow one
+    string per line.
 
     --since uses the times of log records. Lines without a time, which a job prints, are shown unless an older record of
     the same worker follows. --tail counts only the lines that --since and --grep select.

@@ -170,7 +170,7 @@ class _Parts:
     ) -> Self:
         answers, news = Answers(clock.monotonic), Signals()
         lag = Lag(longest_silence_s(settings.node_timeout_s))  # Of the event loop, whose clock is not `clock`.
-        streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
+        streams = Streams(settings.data / "streams", settings.log_bytes, clock)
         view = View(database, catalogue, clock.monotonic)
         return cls(
             clock=clock,

@@ -75,7 +75,9 @@ class Lines:
         return self._admitted(rest.removesuffix(b"\r"), start, self._start)
 
     def _parts(self, line: bytes, start: int, end_size: int) -> list[Line]:
-        cuts = range(0, max(1, len(line)), MAX_LINE_BYTES)
+        if len(line) <= MAX_LINE_BYTES:
+            return self._admitted(line, start, start + len(line) + end_size)
+        cuts = range(0, len(line), MAX_LINE_BYTES)
         ends = [start + min(cut + MAX_LINE_BYTES, len(line)) for cut in cuts]
         ends[-1] += end_size
         found: list[Line] = []

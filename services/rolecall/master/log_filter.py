@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 _TIME = rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{3})?(?:Z|[+-]\d\d:?\d\d)"
 _RECORD = re.compile(rb'(?:\A|(?<=[\n\r]))(?:\{"time": ")?(' + _TIME + rb")")
+_RECORD_LINE = re.compile(r'(?:\{"time": ")?(' + _TIME.decode() + ")", re.ASCII)
+_FIRST_CHARACTERS = frozenset("0123456789{")
 CONTINUATION = "    "
 """The beginning of a line that belongs to the record before it, such as those of a traceback."""
 
@@ -58,6 +60,16 @@ def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datet
     for found in _RECORD.finditer(data):
         if (begins_line or found.start() > 0) and (time := _parsed(found[1])) is not None:
             yield found.start(), time
+
+
+def record_time(line: str) -> float | None:
+    """The time of the log record that `line` begins, in seconds since 1970. Other lines have no time."""
+    if line[:1] not in _FIRST_CHARACTERS or (found := _RECORD_LINE.match(line)) is None:
+        return None
+    try:
+        return datetime.fromisoformat(found[1].replace(",", ".")).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parsed(text: bytes) -> datetime | None:

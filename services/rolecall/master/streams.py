@@ -5,14 +5,16 @@ import io
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from rolecall.master import segments
+from rolecall.master import arrivals, segments
+from rolecall.master.arrivals import Mark
+from rolecall.master.clock import Clock
 from rolecall.master.segments import Chunk
 from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
@@ -50,10 +52,10 @@ class Streams:
     Each log keeps `log_bytes` (see `segments`).
     """
 
-    def __init__(self, root: Path, log_bytes: int, now: Callable[[], float]) -> None:
+    def __init__(self, root: Path, log_bytes: int, clock: Clock) -> None:
         self._root = root
         self._log_bytes = log_bytes
-        self._now = now
+        self._clock = clock
         self._locks: WeakValueDictionary[StreamKey, asyncio.Lock] = WeakValueDictionary()
         self._expected: dict[StreamKey, tuple[int, float]] = {}
         self._removed: dict[str, None] = {}
@@ -98,14 +100,14 @@ class Streams:
 
     def expect(self, key: StreamKey, size: int) -> None:
         """Record the final size of a stream whose worker has ended."""
-        now = self._now()
+        now = self._clock.monotonic()
         self._expected = {one: (size, until) for one, (size, until) in self._expected.items() if until > now}
         self._expected[key] = (size, now + _REST_S)
 
     async def is_complete(self, key: StreamKey) -> bool:
         """Return whether a stream has its final size, or the wait for it is over."""
         size, until = self._expected.get(key, (0, 0.0))
-        return self._now() > until or await asyncio.to_thread(self.size, key) >= size
+        return self._clock.monotonic() > until or await asyncio.to_thread(self.size, key) >= size
 
     def lines(self, key: StreamKey, start: int = 0) -> Iterator[bytes]:
         """The lines of a progress stream from byte `start`, with their ends. Reads one at a time. Blocks.
@@ -151,6 +153,10 @@ class Streams:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
         return segments.read(self._folder(key), start, max_bytes)
 
+    def log_arrivals(self, key: StreamKey) -> list[Mark]:
+        """When the parts of a log arrived. Blocks."""
+        return arrivals.read(self._folder(key))
+
     def log_segments(self, key: StreamKey) -> list[tuple[int, int]]:
         """The begins and ends of the kept parts of a log, in order. Between them, there can be gaps. Blocks."""
         return [(one.start, one.end) for one in segments.segments(self._folder(key))]
@@ -174,7 +180,12 @@ class Streams:
 
     def _append(self, key: StreamKey, offset: int, chunk: bytes, cut: bool) -> int:
         if key.kind == "log":
-            return segments.append(self._folder(key), offset, chunk, self._log_bytes, cut=cut)
+            folder = self._folder(key)
+            before = segments.size(folder)
+            size = segments.append(folder, offset, chunk, self._log_bytes, cut=cut)
+            if size > before:
+                arrivals.record(folder, before, self._clock.now().timestamp())
+            return size
         path = self._file(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-Search = Generator[None, None, int]
-"""A search in a log, which returns an offset. Each step reads one block."""
+Search: TypeAlias = Generator[None, None, _T]
+"""A search in logs, which returns offsets. Each step reads one block."""
 
 
 class UserThreads:
@@ -41,11 +41,11 @@ class UserThreads:
         call.add_done_callback(end)
         return await asyncio.wrap_future(call)
 
-    async def step(self, user: str, search: Search) -> int | None:
+    async def step(self, user: str, search: Search[_T]) -> _T | None:
         """Run the next step of a search; returns its result, or None if it is not at its end."""
         return await self.run(user, _step, search)
 
-    async def result(self, user: str, search: Search) -> int:
+    async def result(self, user: str, search: Search[_T]) -> _T:
         while (found := await self.step(user, search)) is None:
             pass
         return found
@@ -55,7 +55,7 @@ class UserThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _step(search: Search) -> int | None:
+def _step(search: Search[_T]) -> _T | None:
     try:
         next(search)
     except StopIteration as end:

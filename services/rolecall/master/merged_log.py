@@ -1,0 +1,144 @@
+"""The logs of several workers, read as one log in the order of time. Reading blocks.
+
+A log record has a time. A line that continues a record, such as those of a traceback, stays with it. Another line
+without a time, which a job printed, is as old as the bytes that arrived with it. The order of each worker's lines never
+changes, whatever times they have.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from rolecall.master.arrivals import Mark, arrival
+from rolecall.master.lines import Line, Lines
+from rolecall.master.log_filter import CONTINUATION, record_time
+from rolecall.master.segments import Chunk
+from rolecall.master.streams import StreamKey, Streams
+
+_READ_BYTES = 1 << 20
+"""Bytes that one call reads, from all logs."""
+_BLOCK_BYTES, _MIN_BLOCK_BYTES = 1 << 16, 1 << 10
+"""Bytes that are read from one log at once. With more logs there are fewer, because a block of each is in memory."""
+_MANY_LINES = 4096
+"""A block with more lines, most of them empty, is read in smaller parts: each line needs memory."""
+
+_NEVER = (float("inf"), 0)
+
+
+class Found(NamedTuple):
+    """A line of one of the logs."""
+
+    time: float
+    """In seconds since 1970; minus infinity if nothing is known about it."""
+    number: int
+    """The number of its log."""
+    line: Line
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One of the logs, from the position of `lines` to `end`."""
+
+    key: StreamKey
+    lines: Lines
+    arrivals: Sequence[Mark] = ()
+    end: int | None = None
+    """None for a log that still grows."""
+    record: float = float("-inf")
+    """The time of the newest record so far. The first line can continue one from before the position."""
+    fed_at: float = 0.0
+    """When `lines` got its newest bytes."""
+    _previous: float = field(init=False)
+    _previous_end: int = field(init=False)
+    _buffer: deque[Found] = field(default_factory=deque[Found])
+
+    def __post_init__(self) -> None:
+        self._previous, self._previous_end = self.record, self.lines.next
+
+    def add(self, number: int, found: Sequence[Line]) -> None:
+        """Append lines of log `number` to the buffer, with their times."""
+        for line in found:
+            if (own := record_time(line.text)) is not None:
+                self.record = time = max(self.record, own)
+            elif line.start == self._previous_end and line.text.startswith(CONTINUATION):
+                time = self._previous
+            else:
+                time = max(self.record, arrival(self.arrivals, line.start))
+            self._previous, self._previous_end = time, line.end
+            self._buffer.append(Found(time, number, line))
+
+    @property
+    def next_time(self) -> float | None:
+        """The time of the next line; None if the buffer is empty."""
+        return self._buffer[0].time if self._buffer else None
+
+    def take(self, until: tuple[float, int]) -> Iterator[Found]:
+        """Remove the next lines that are not newer than `until`, a time and the number of another log."""
+        while self._buffer and self._buffer[0][:2] <= until:
+            yield self._buffer.popleft()
+
+
+class MergedLog:
+    """Merges logs, which are numbered in their order.
+
+    Logs that still grow are merged as far as they have arrived. `resume` continues with what has arrived since.
+    """
+
+    def __init__(self, streams: Streams, sources: Sequence[Source], now: Callable[[], float] = lambda: 0.0) -> None:
+        self.sources = sources
+        self._streams = streams
+        self._now = now
+        self._block_bytes = max(_MIN_BLOCK_BYTES, min(_BLOCK_BYTES, _READ_BYTES // max(1, len(sources))))
+        self._unread = list(range(len(sources)))
+        """The logs that may have more lines, but none in the buffer."""
+        self._heap: list[tuple[float, int]] = []
+        """The time of the next line of each log that has some in the buffer."""
+
+    def resume(self) -> None:
+        """Look for new lines again after `read` has returned None."""
+        self._unread = list(range(len(self.sources)))
+
+    def read(self) -> list[Found] | None:
+        """The next lines, which can be none if they are far away; None if there are no more."""
+        found: list[Found] = []
+        left = _READ_BYTES
+        while len(found) < _MANY_LINES:
+            while self._unread:
+                if left <= 0:
+                    return found
+                number = self._unread.pop()
+                source = self.sources[number]
+                left -= (size := self._feed(number))
+                if (time := source.next_time) is not None:
+                    heappush(self._heap, (time, number))
+                elif size:
+                    self._unread.append(number)
+            if not self._heap:
+                return found or None
+            _, number = heappop(self._heap)
+            source = self.sources[number]
+            found += source.take(self._heap[0] if self._heap else _NEVER)
+            if (time := source.next_time) is not None:
+                heappush(self._heap, (time, number))
+            else:
+                self._unread.append(number)
+        return found
+
+    def _feed(self, number: int) -> int:
+        """Read a block of a log; returns the number of bytes. At its end, includes a line without an end."""
+        source = self.sources[number]
+        lines = source.lines
+        chunk = Chunk(lines.next, b"")
+        if source.end is None or lines.next < source.end:
+            chunk = self._streams.read_log(source.key, lines.next, self._block_bytes)
+        if not chunk.data:
+            if source.end is not None:
+                source.add(number, lines.flush())
+            return 0
+        if chunk.data.count(b"\n") + chunk.data.count(b"\r") > _MANY_LINES:
+            chunk = Chunk(chunk.start, chunk.data[:_MANY_LINES])
+        source.fed_at = self._now()
+        source.add(number, lines.feed(chunk))
+        return len(chunk.data)
