@@ -49,7 +49,7 @@ class Source:
     record: float = float("-inf")
     """The time of the newest record so far. The first line can continue one from before the position."""
     fed_at: float = 0.0
-    """When `lines` got its newest bytes."""
+    """The time at which `lines` got its newest bytes."""
     _previous: float = field(init=False)
     _previous_end: int = field(init=False)
     _buffer: deque[Found] = field(default_factory=deque[Found])

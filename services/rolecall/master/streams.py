@@ -154,7 +154,7 @@ class Streams:
         return segments.read(self._folder(key), start, max_bytes)
 
     def log_arrivals(self, key: StreamKey) -> list[Mark]:
-        """When the parts of a log arrived. Blocks."""
+        """The times at which the parts of a log arrived. Blocks."""
         return arrivals.read(self._folder(key))
 
     def log_segments(self, key: StreamKey) -> list[tuple[int, int]]:
