@@ -1,5 +1,6 @@
 """The jobs of the tests, and how they run: on the GPU, or in a rehearsal on the CPU."""
 
+import ctypes
 import functools
 import os
 import random
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load as load_tensors
 
@@ -206,12 +208,21 @@ def run_workers(workload: str | Workload[Any], params: dict[str, Any], *where: A
 
 @functools.cache
 def gpu_uuids() -> tuple[str, ...]:
-    """The UUIDs of the GPUs that these tests may use, which torch knows without nvidia-smi; none in a rehearsal."""
+    """The UUIDs of the GPUs that these tests may use, which torch knows without NVML; none in a rehearsal."""
     if not ON_GPU:
         return ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     listed = tuple(gpu.uuid for gpu in find_gpus(os.environ)[0])
     return listed or tuple(f"GPU-{device.uuid}" for device in devices)
+
+
+def require_nvml() -> None:
+    """Skip where a node can't find GPUs: without the driver's library, or its package for Python."""
+    pytest.importorskip("pynvml")
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        pytest.skip(f"a node finds GPUs with NVIDIA's library NVML, which this machine lacks: {error}")
 
 
 def checkpoint_of(result: GangResult, step: int) -> CheckpointManifest:

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from safetensors import safe_open
-from tests.gpu.jobs import ENVIRONMENT, JOBS, ON_GPU, gpu_uuids, params_of, write_text
+from tests.gpu.jobs import ENVIRONMENT, JOBS, ON_GPU, gpu_uuids, params_of, require_nvml, write_text
 from tests.gpu.test_training import NEEDS
 
 _START_S, _JOB_S = 120, 120
@@ -79,8 +78,8 @@ def series_of_gpus(node: str, metrics_token: str) -> set[str]:
 def require_service() -> None:
     for package in ("fastapi", "sqlalchemy", "typer"):
         pytest.importorskip(package, exc_type=ImportError)
-    if ON_GPU and not shutil.which("nvidia-smi"):
-        pytest.skip("a node finds GPUs with nvidia-smi, which is not installed")
+    if ON_GPU:
+        require_nvml()
 
 
 def test_a_job_computes_on_the_gpu_of_its_node(tmp_path: Path, figures: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ differ by a few hundredths from those of float32.
 import importlib.util
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,6 +27,7 @@ from tests.gpu.jobs import (
     STEPS,
     checkpoint_of,
     params_of,
+    require_nvml,
     run_job,
     weights_of,
     write_images,
@@ -219,11 +219,10 @@ def test_an_exported_model_predicts_on_the_gpu(name: str, folder: Path, on_cpu: 
 def test_the_node_finds_the_gpus_that_torch_sees(figures: dict[str, Any]) -> None:
     if not ON_GPU:
         pytest.skip("a rehearsal on the CPU has no GPU")
+    require_nvml()
     found, inventory = find_gpus(os.environ)
     figures["gpus"] = [gpu.model_dump() for gpu in found]
     assert not inventory.failure
-    if not shutil.which("nvidia-smi"):
-        pytest.skip("a node finds GPUs with nvidia-smi, which is not installed")
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     assert len(found) == len(properties)
     if len(found) == 1:

@@ -1,9 +1,17 @@
-"""The devices of a machine, from files and a program like those of a kernel and a driver."""
+"""The devices of a machine, from files like those of a kernel, and a simulated driver."""
 
+import logging
 import os
 from pathlib import Path
 
 import pytest
+from tests.node.simulated_driver import (
+    DRIVER_NOT_LOADED,
+    NOT_SUPPORTED,
+    SimulatedDriver,
+    SimulatedGpu,
+    SimulatedSlice,
+)
 
 from rolecall.node.devices import (
     available_cores,
@@ -14,8 +22,6 @@ from rolecall.node.devices import (
     has_quota,
     memory_limit,
     oom_kills,
-    parse_isolated_pairs,
-    query_gpus,
     visible,
 )
 from rolecall.spec.node import Gpu
@@ -96,83 +102,40 @@ def test_visible_gpus(environment: dict[str, str], letters: str) -> None:
     assert "".join(gpu.uuid[-1] for gpu in visible(GPUS, environment)) == letters
 
 
-def test_gpus_are_asked_of_the_driver(tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    assert query_gpus(str(program)) == ()
-    program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H200, 143771'\n")
-    program.chmod(0o755)
-    assert query_gpus(str(program)) == (Gpu(uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 << 20),)
-
-
-# In the form of NVIDIA's MIG User Guide: a divided GPU, and one that is whole.
-LISTING = """GPU 0: A100-SXM4-40GB (UUID: GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0)
-  MIG 3g.20gb     Device  0: (UUID: MIG-c7384736-a75d-5afc-978f-d2f1294409fd)
-  MIG 1c.3g.20gb  Device  1: (UUID: MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d)
-GPU 1: A100-SXM4-40GB (UUID: GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56)
-"""
-ROWS = """GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0, A100-SXM4-40GB, 40536
-GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56, A100-SXM4-40GB, 40536
-"""
-
-
-@pytest.fixture
-def divided(tmp_path: Path) -> str:
-    """A driver's program on a machine with one divided GPU and one whole GPU."""
-    program = tmp_path / "nvidia-smi"
-    for name, text in (("listing", LISTING), ("rows", ROWS), ("pairs", " GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n")):
-        (tmp_path / name).write_text(text)
-    cases = "-L) cat listing;; topo) cat pairs;; *) cat rows;;"
-    program.write_text(f'#!/bin/sh\ncd {tmp_path}\ncase "$1" in {cases} esac\n')
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_each_slice_of_a_gpu_is_a_gpu_of_its_own(divided: str) -> None:
-    first, second, whole = query_gpus(divided)
-    assert first == Gpu(
-        uuid="MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
-        name="A100-SXM4-40GB 3g.20gb",
-        memory_bytes=20_000_000_000,
-        parent="GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0",
-    )
-    assert (second.name, second.whole) == ("A100-SXM4-40GB 1c.3g.20gb", first.whole)
-    assert whole == Gpu(
-        uuid="GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56", name="A100-SXM4-40GB", memory_bytes=40536 << 20
-    )
+DIVIDED = SimulatedGpu(
+    "GPU-e86cb44c",
+    slices=(SimulatedSlice("MIG-c7384736", "MIG 3g.20gb"), SimulatedSlice("MIG-a28ad590", "MIG 1c.3g.20gb", slot=1)),
+)
+WHOLE = SimulatedGpu("GPU-6b62ae9c")
 
 
 @pytest.mark.parametrize(
     ("chosen", "usable", "pairs"),
     [("all", 3, [(0, 1)]), ("MIG-c7384736", 1, []), ("MIG-a28ad590,GPU-6b62ae9c", 2, [(0, 1)])],
 )
-def test_slices_are_chosen_by_their_uuids(divided: str, chosen: str, usable: int, pairs: list[tuple[int, int]]) -> None:
+def test_slices_are_chosen_by_their_uuids(
+    driver: SimulatedDriver, chosen: str, usable: int, pairs: list[tuple[int, int]]
+) -> None:
     """The inventory counts whole GPUs, and names them by the driver's indices."""
-    found, inventory = find_gpus({"CUDA_VISIBLE_DEVICES": chosen}, divided)
+    driver.has(DIVIDED, WHOLE, isolated=[(0, 1)])
+    found, inventory = find_gpus({"CUDA_VISIBLE_DEVICES": chosen})
     assert len(found) == usable
     assert (inventory.usable, inventory.no_peer_access) == (len({gpu.whole for gpu in found}), pairs)
 
 
-def test_a_driver_that_fails_is_reported_with_its_words(tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
-    program.chmod(0o755)
-    usable, inventory = find_gpus({}, str(program))
+def test_a_driver_that_fails_is_reported_with_its_words(driver: SimulatedDriver) -> None:
+    driver.has(WHOLE, init_result=DRIVER_NOT_LOADED)
+    usable, inventory = find_gpus({})
     assert usable == ()
-    assert inventory.failure.endswith("exit code 18: Driver/library version mismatch")
+    assert inventory.failure.startswith("NVIDIA's driver failed: Driver Not Loaded;")
 
 
-def test_gpus_that_can_not_reach_each_other() -> None:
-    table = """ \tGPU0\tGPU1\tGPU2\t
- GPU0\tX\tOK\tCNS\t
- GPU1\tOK\tX\tOK\t
- GPU2\tCNS\tOK\tX\t
-
-Legend:
-
-  X    = Self
-  OK   = Status Ok
-"""
-    assert parse_isolated_pairs(table) == [(0, 2)]
+def test_unknown_peer_access_is_logged(driver: SimulatedDriver, caplog: pytest.LogCaptureFixture) -> None:
+    driver.has(WHOLE, DIVIDED, peers_error=NOT_SUPPORTED)
+    with caplog.at_level(logging.INFO):
+        usable, inventory = find_gpus({})
+    assert (len(usable), inventory.usable, list(inventory.no_peer_access), inventory.failure) == (3, 2, [], "")
+    assert "peer access between GPUs is unknown: Not Supported" in caplog.text
 
 
 def test_gpus_on_the_bus(tmp_path: Path) -> None:

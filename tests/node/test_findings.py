@@ -55,7 +55,7 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (gpus(GpuInventory(0, 8)), WARNING, "it offers 0 of 8 GPUs"),
         (gpus(GpuInventory(1, 8)), OK, "1 of 8"),
         (gpus(GpuInventory(0, 8, disabled=True)), OK, "0 of 8"),
-        (gpus(GpuInventory(0, 8, failure="nvidia-smi ended with exit code 9")), WARNING, "exit code 9"),
+        (gpus(GpuInventory(0, 8, failure="Driver Not Loaded")), WARNING, "be queried: Driver Not"),
         (gpus(GpuInventory(3, 3, no_peer_access=[(0, 2), (1, 2)])), WARNING, "(0-2, 1-2)"),
         (shared_gpus(1, 2), OK, "its GPU is for 2 workers; process groups with two workers on one GPU use Gloo"),
         (shared_gpus(8, 3), OK, "each of its 8 GPUs is for 3 workers"),

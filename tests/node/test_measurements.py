@@ -2,15 +2,17 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.clock import ManualClock
 from tests.node.harness import launch
+from tests.node.simulated_driver import GPU_IS_LOST, SimulatedDriver, SimulatedGpu
 
 from rolecall.node import worker_process
-from rolecall.node.gpu_readings import GpuReading, GpuReadings, parse
+from rolecall.node.gpu_readings import GpuReading, GpuReadings
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec import metric
 from rolecall.spec.metric import WORKER_METRICS
@@ -85,31 +87,40 @@ def test_all_that_a_worker_measures_fits(worker: WorkerProcess) -> None:
     assert worker.workdir.measurements.stat().st_size < worker_process._MEASUREMENT_BYTES / 2
 
 
-# In the form of `nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits`:
-# a busy GPU, one that is divided into slices, and one whose memory the driver doesn't know.
-TABLE = """GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0, 37, 1024, 40536
-GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56, [N/A], 12, 40536
-GPU-11111111-1f1c-4ed9-8bd5-6fc0b22a4c56, 0, [N/A], [N/A]
-
-"""
 WHOLE = GpuReading("GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0", 0.37, 1024 * MIB, 40536 * MIB)
-DIVIDED = GpuReading("GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56", None, 12 * MIB, 40536 * MIB)
+GPU = SimulatedGpu(WHOLE.uuid, use=37, used_bytes=WHOLE.used_bytes, total_bytes=WHOLE.total_bytes)
+ANOTHER = SimulatedGpu("GPU-6b62ae9c")
 
 
-def test_the_drivers_table_is_read() -> None:
-    assert list(parse(TABLE)) == [WHOLE, DIVIDED]
-
-
-def test_the_driver_is_asked_again_after_a_while_and_may_fail(tmp_path: Path) -> None:
-    program, clock = tmp_path / "nvidia-smi", ManualClock()
-    (tmp_path / "table").write_text(TABLE)
-    program.write_text(f"#!/bin/sh\ncat {tmp_path}/table\n")
-    program.chmod(0o755)
-    readings = GpuReadings([WHOLE.uuid], str(program), clock)
+def test_the_driver_is_asked_again_after_a_while(driver: SimulatedDriver) -> None:
+    clock = ManualClock()
+    readings = GpuReadings([WHOLE.uuid], clock)
+    driver.has(GPU, ANOTHER)
     assert readings.read() == [WHOLE], "GPUs of other containers are none of this node's"
-    (tmp_path / "table").unlink()
+    driver.has(ANOTHER)
     clock.sleep(4)
     assert readings.read() == [WHOLE]
     clock.sleep(2)
     assert readings.read() == []
-    assert GpuReadings([], "no such program").read() == []
+
+
+def test_a_failure_of_the_driver_is_logged_once(driver: SimulatedDriver, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    readings = GpuReadings([WHOLE.uuid], clock)
+    lost = SimulatedGpu("GPU-6b62ae9c", memory_error=GPU_IS_LOST)
+    for gpu, known, logged in (
+        (ANOTHER, [WHOLE], 0),
+        (lost, [], 1),
+        (lost, [], 1),
+        (ANOTHER, [WHOLE], 1),
+        (lost, [], 2),
+    ):
+        driver.has(GPU, gpu)
+        assert readings.read() == known
+        assert caplog.text.count("GPU 1: GPU is lost") == logged
+        clock.sleep(6)
+
+
+def test_the_driver_is_not_asked_on_a_node_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it starts a process"))
+    assert GpuReadings([]).read() == []

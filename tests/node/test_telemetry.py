@@ -11,6 +11,7 @@ import httpx
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from tests.node.harness import METRICS_TOKEN, launch
+from tests.node.simulated_driver import SimulatedDriver, SimulatedGpu
 
 from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
@@ -50,7 +51,7 @@ def _worker(folder: Path, rank: int, gpu: str | None, pid: int | None = None) ->
     return worker
 
 
-def test_the_readings_of_a_gpu_are_joined_to_the_workers_that_use_it(tmp_path: Path) -> None:
+def test_the_readings_of_a_gpu_are_joined_to_the_workers_that_use_it(tmp_path: Path, driver: SimulatedDriver) -> None:
     whole, divided, part = "GPU-1", "GPU-2", "MIG-2"
     gpus = Gpu(uuid=whole, name="whole", memory_bytes=1), Gpu(uuid=part, name="slice", memory_bytes=1, parent=divided)
     machine = Machine(boot_id="b", hostname="h", cores=1, cpu_slots=1, memory_bytes=1, gpus=gpus)
@@ -66,9 +67,7 @@ def test_the_readings_of_a_gpu_are_joined_to_the_workers_that_use_it(tmp_path: P
     of_rank = {sample.labels.pop("rank"): sample.labels for sample in info.samples}
     job = {"job": "a", "attempt": "1", "role": "trainer"}
     assert of_rank == {"0": job | {"gpu": whole}, "1": job | {"gpu": divided}}, "only running workers with a GPU"
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text(f"#!/bin/sh\necho '{whole}, 50, 1, 2'\necho '{divided}, [N/A], 1, 2'\n")
-    driver.chmod(0o755)
-    use, used, _ = GpuCollector(GpuReadings([gpu.whole for gpu in gpus], str(driver))).collect()
+    driver.has(SimulatedGpu(whole, use=50), SimulatedGpu(divided, use=None))
+    use, used, _ = GpuCollector(GpuReadings([gpu.whole for gpu in gpus])).collect()
     assert [sample.labels for sample in use.samples] == [{"gpu": whole}]
     assert [sample.labels["gpu"] for sample in used.samples] == [whole, divided]

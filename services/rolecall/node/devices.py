@@ -3,33 +3,49 @@
 import logging
 import math
 import os
-import re
-import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from rolecall.edge.logs import about
 from rolecall.node.findings import GpuInventory, Pair
+from rolecall.process import describe_exit
 from rolecall.spec.errors import RolecallError
+from rolecall.spec.model import Value, first_problem
 from rolecall.spec.node import Gpu, Machine
 
 CGROUP = Path("/sys/fs/cgroup")
 
 _LOG = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_QUERY = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
-_ROW = re.compile(r"GPU\d+")
-_WHOLE = re.compile(r"GPU \d+: .* \(UUID: (GPU-[^)]+)\)")
-_SLICE = re.compile(r"\s+MIG (\S*\.(\d+)gb\S*)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
-_MIB = 1 << 20
+# `-P`: the node's working folder has no part in where the process finds code.
+_ASK = (sys.executable, "-P", "-m", "rolecall.node.nvml")
+_LIMIT_S = 30.0
+_WHERE_TO_LOOK = "`nvidia-smi` and the kernel's log may show more"
+_Answer = TypeVar("_Answer")
 
 
 class GpusUnknown(RolecallError):
-    """The driver's program is installed, but can't list the GPUs."""
+    """The driver is installed, but doesn't answer."""
+
+
+class Listed(Value):
+    """The driver's `inventory`: the machine's GPUs, or the slices of those that are divided."""
+
+    gpus: tuple[Gpu, ...]
+    no_peer_access: tuple[Pair, ...] = ()
+    """Pairs of GPUs, by their indices in the list, that can't read each other's memory."""
+    peer_access_unknown: str = ""
+    """The driver's error if it doesn't know the pairs."""
+
+
+_LISTED = TypeAdapter(Listed)
 
 
 def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...], workers_per_gpu: int = 1) -> Machine:
@@ -87,66 +103,47 @@ def oom_kills(cgroup: Path = CGROUP) -> int | None:
     return _entry(control, "oom_kill") if found is None else found
 
 
-def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], GpuInventory]:
+def find_gpus(environment: Mapping[str, str]) -> tuple[tuple[Gpu, ...], GpuInventory]:
     """The GPUs that workers may use, and an inventory for the self-check."""
     disabled = _are_disabled(environment)
     try:
-        known = query_gpus(program)
+        listed = ask_driver("inventory", _LISTED, _LIMIT_S)
     except GpusUnknown as error:
         return (), GpuInventory(usable=0, installed=count_installed(), disabled=disabled, failure=str(error))
-    usable = visible(known, environment)
-    whole = list(dict.fromkeys(gpu.whole for gpu in known))
+    if listed.peer_access_unknown:
+        why = listed.peer_access_unknown
+        _LOG.info("peer access between GPUs is unknown: %s", why, extra=about("gpu_peer_access_unknown"))
+    usable = visible(listed.gpus, environment)
+    whole = list(dict.fromkeys(gpu.whole for gpu in listed.gpus))
     indices = {whole.index(gpu.whole) for gpu in usable}
-    isolated = [pair for pair in query_isolated_pairs(program) if indices.issuperset(pair)] if len(indices) > 1 else []
+    isolated = [pair for pair in listed.no_peer_access if indices.issuperset(pair)]
     installed = max(count_installed(), len(whole))
     return usable, GpuInventory(usable=len(indices), installed=installed, disabled=disabled, no_peer_access=isolated)
 
 
-def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """The machine's GPUs, or the slices of those that are divided; none if there is no `nvidia-smi`.
+def ask_driver(question: str, answer: TypeAdapter[_Answer], limit_s: float) -> _Answer:
+    """The answer of NVIDIA's driver to `inventory` or `use`, from a process that is killed after `limit_s`.
 
-    Raises `GpusUnknown` if it fails.
+    Raises `GpusUnknown` if the driver fails, hangs, or crashes the process.
     """
     try:
-        whole = [_gpu(line) for line in nvidia_smi(program, *_QUERY).splitlines() if line.strip()]
-    except ValueError as error:
-        raise GpusUnknown(f"{program} gave an answer that can't be read: {error}") from None
-    return divide(whole, nvidia_smi(program, "-L")) if whole else ()
+        done = subprocess.run([*_ASK, question], capture_output=True, timeout=limit_s, check=False)  # noqa: S603
+        if done.returncode:
+            raise GpusUnknown(f"NVIDIA's driver failed: {_reason(done)}; {_WHERE_TO_LOOK}")
+        return answer.validate_json(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise GpusUnknown(f"NVIDIA's driver did not answer within {limit_s:g} s; {_WHERE_TO_LOOK}") from None
+    except OSError as error:
+        raise GpusUnknown(f"{sys.executable} does not start: {error}; install Rolecall again") from None
+    except ValidationError as error:
+        problem = first_problem(error)
+        raise GpusUnknown(f"NVIDIA's driver gave an answer that can't be read: {problem}; {_WHERE_TO_LOOK}") from None
 
 
-def divide(gpus: Iterable[Gpu], listing: str) -> tuple[Gpu, ...]:
-    """The GPUs, with those replaced by their slices that have some in `listing`, the output of `nvidia-smi -L`.
-
-    A slice's name has its size in GB, which is a little less than its memory.
-    """
-    slices: dict[str, list[re.Match[str]]] = {}
-    uuid = ""
-    for line in listing.splitlines():
-        if found := _WHOLE.match(line):
-            uuid = found[1]
-        elif found := _SLICE.match(line):
-            slices.setdefault(uuid, []).append(found)
-    return tuple(
-        part
-        for gpu in gpus
-        for part in ([_slice(gpu, found) for found in slices[gpu.uuid]] if gpu.uuid in slices else [gpu])
-    )
-
-
-def query_isolated_pairs(program: str = "nvidia-smi") -> list[Pair]:
-    """Pairs of GPUs, by index, that can't read each other's memory; none if the driver doesn't know."""
-    try:
-        return parse_isolated_pairs(nvidia_smi(program, "topo", "-p2p", "r"))
-    except GpusUnknown as error:
-        _LOG.info("peer access between GPUs is unknown: %s", error, extra=about("gpu_peer_access_unknown"))
-        return []
-
-
-def parse_isolated_pairs(table: str) -> list[Pair]:
-    """The pairs that are not OK in the output of `nvidia-smi topo -p2p r`; its rows begin with `GPU0`, `GPU1`, …"""
-    rows = [cells for line in table.splitlines() if (cells := line.split()) and _ROW.fullmatch(cells[0])]
-    states = [cells[1:] for cells in rows if not all(map(_ROW.fullmatch, cells))]
-    return [(i, j) for i, row in enumerate(states) for j, state in enumerate(row) if i < j and state != "OK"]
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The signal that ended the process, or the last line that it printed."""
+    printed = done.stderr.decode(errors="replace").strip().splitlines()
+    return printed[-1].rstrip(".") if printed and done.returncode > 0 else describe_exit(done.returncode)
 
 
 def count_installed(devices: Path = Path("/sys/bus/pci/devices")) -> int:
@@ -179,17 +176,6 @@ def _are_disabled(environment: Mapping[str, str]) -> bool:
     return environment.get("NVIDIA_VISIBLE_DEVICES") == "none" or devices in {"", "-1"}
 
 
-def _gpu(line: str) -> Gpu:
-    uuid, name, memory = (part.strip() for part in line.split(","))
-    return Gpu(uuid=uuid, name=name, memory_bytes=int(memory) * _MIB)
-
-
-def _slice(gpu: Gpu, found: re.Match[str]) -> Gpu:
-    profile, size, uuid = found.groups()
-    memory_bytes = min(int(size) * 10**9, gpu.memory_bytes)
-    return Gpu(uuid=uuid, name=f"{gpu.name} {profile}", memory_bytes=memory_bytes, parent=gpu.uuid)
-
-
 def _quota(cgroup: Path) -> float | None:
     """The number of cores in the cgroup's quota, of version 2 or 1; None without a quota."""
     quota, _, period = _text(cgroup / "cpu.max").partition(" ")
@@ -197,22 +183,6 @@ def _quota(cgroup: Path) -> float | None:
         return int(quota) / int(period)
     quota_us, period_us = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return quota_us / period_us if quota_us and period_us else None
-
-
-def nvidia_smi(program: str, *arguments: str, timeout_s: float = 30.0) -> str:
-    """The output of `nvidia-smi`; empty if there is no such program. Raises `GpusUnknown` if it fails."""
-    if shutil.which(program) is None:
-        return ""
-    try:
-        done = subprocess.run(  # noqa: S603 - constant commands
-            [program, *arguments], capture_output=True, text=True, timeout=timeout_s, check=True
-        )
-    except subprocess.CalledProcessError as error:
-        output = " ".join(f"{error.stdout}{error.stderr}".split())
-        raise GpusUnknown(f"{program} ended with exit code {error.returncode}: {output}") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpusUnknown(f"{program}: {error}") from None
-    return done.stdout
 
 
 def _entry(path: Path, name: str) -> int | None:

@@ -42,7 +42,7 @@ class GpuInventory(NamedTuple):
     disabled: bool = False
     """True if the environment disables all GPUs."""
     failure: str = ""
-    """The error of the driver's program if it failed."""
+    """The driver's error if it failed."""
     no_peer_access: Sequence[Pair] = ()
     """Pairs that can't reach each other's memory."""
 

@@ -1,16 +1,19 @@
-"""The use of the node's GPUs, which the driver's program reports."""
+"""The use of the node's GPUs, which the driver reports."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rolecall.node.devices import GpusUnknown, nvidia_smi
+from pydantic import TypeAdapter
 
-_QUERY = ("--query-gpu=uuid,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
-_TIMEOUT_S = 3.0
+from rolecall.edge.logs import about
+from rolecall.node.devices import GpusUnknown, ask_driver
+
+_LOG = logging.getLogger(__name__)
+_LIMIT_S = 3.0
 _KNOWN_S = 5.0
-"""The time for which a reading is reused, because the program takes up to a second."""
-_MIB = 1 << 20
+"""The time for which a reading is reused, because each starts a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +27,30 @@ class GpuReading:
     total_bytes: int
 
 
+_READINGS = TypeAdapter(list[GpuReading])
+
+
 class GpuReadings:
     """Reads the use of some GPUs, at most once in a few seconds."""
 
-    def __init__(
-        self, uuids: Sequence[str], program: str = "nvidia-smi", clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, uuids: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._uuids = frozenset(uuids)
-        self._program = program
         self._clock = clock
         self._known: list[GpuReading] = []
         self._known_until = float("-inf")
+        self._failure = ""
 
     def read(self) -> list[GpuReading]:
-        """The newest readings; empty on a node without GPUs, or if the driver fails, which `rolecall doctor` shows."""
+        """The newest readings; empty on a node without GPUs, and while the driver fails, which the log says."""
         if self._uuids and self._clock() >= self._known_until:
+            found, failure = list[GpuReading](), ""
             try:
-                found = parse(nvidia_smi(self._program, *_QUERY, timeout_s=_TIMEOUT_S))
-                self._known = [reading for reading in found if reading.uuid in self._uuids]
-            except GpusUnknown:
-                self._known = []
+                found = ask_driver("use", _READINGS, _LIMIT_S)
+            except GpusUnknown as error:
+                failure = str(error)
+            if failure and failure != self._failure:  # Once, not at each scrape.
+                _LOG.warning("the use of the GPUs is unknown: %s", failure, extra=about("gpu_use_unknown"))
+            self._known = [reading for reading in found if reading.uuid in self._uuids]
+            self._failure = failure
             self._known_until = self._clock() + _KNOWN_S
         return self._known
-
-
-def parse(table: str) -> Iterator[GpuReading]:
-    """The readings in the output of `nvidia-smi`, without GPUs whose memory it doesn't know (`[N/A]`)."""
-    for line in table.splitlines():
-        uuid, use, used, total = ([part.strip() for part in line.split(",")] + [""] * 4)[:4]
-        if used.isdigit() and total.isdigit():
-            share = int(use) / 100 if use.isdigit() else None
-            yield GpuReading(uuid, share, int(used) * _MIB, int(total) * _MIB)
