@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from rolecall.edge.logs import about
+from rolecall.edge.logs import OncePerReason, about
 from rolecall.node.devices import GpusUnknown, ask_driver
 
 _LOG = logging.getLogger(__name__)
@@ -38,19 +38,18 @@ class GpuReadings:
         self._clock = clock
         self._known: list[GpuReading] = []
         self._known_until = float("-inf")
-        self._failure = ""
+        self._failures = OncePerReason()
 
     def read(self) -> list[GpuReading]:
         """The newest readings; empty on a node without GPUs, and while the driver fails, which the log says."""
         if self._uuids and self._clock() >= self._known_until:
-            found, failure = list[GpuReading](), ""
             try:
                 found = ask_driver("use", _READINGS, _LIMIT_S)
+                self._known = [reading for reading in found if reading.uuid in self._uuids]
+                self._failures.end()
             except GpusUnknown as error:
-                failure = str(error)
-            if failure and failure != self._failure:  # Once, not at each scrape.
-                _LOG.warning("the use of the GPUs is unknown: %s", failure, extra=about("gpu_use_unknown"))
-            self._known = [reading for reading in found if reading.uuid in self._uuids]
-            self._failure = failure
+                self._known = []
+                if self._failures.is_new(str(error)):
+                    _LOG.warning("the use of the GPUs is unknown: %s", error, extra=about("gpu_use_unknown"))
             self._known_until = self._clock() + _KNOWN_S
         return self._known
