@@ -1,7 +1,6 @@
 """The cleaner alone, with a clock that the test sets. `test_deletion` tests it in a master."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -78,7 +77,7 @@ class World:
         """By how much the time of day was corrected."""
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
-        self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20, time.monotonic)
+        self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20, Clock())
         self.cleaner = self.new_cleaner(policy)
         self.count = 0
 

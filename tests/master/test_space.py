@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rolecall.master import segments
+from rolecall.master.clock import Clock
 from rolecall.master.space import NoRoom, Reserve, above_floor, bytes_below, within_reserve
 from rolecall.master.streams import StreamKey, Streams
 
@@ -92,13 +93,13 @@ def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) 
 
     assert bytes_below(folder, counts) == 0
     assert bytes_below(folder) == 0
-    assert Streams(tmp_path, 1 << 20, time.monotonic).used("job") == 0
+    assert Streams(tmp_path, 1 << 20, Clock()).used("job") == 0
 
 
 async def test_streams_are_measured_outside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threads_of(monkeypatch, segments, "segments")
 
-    streams = Streams(tmp_path, 1 << 20, time.monotonic)
+    streams = Streams(tmp_path, 1 << 20, Clock())
     assert await streams.append(LOG, 0, chunks(0, 0)) == 0
     assert await streams.append(LOG, 0, chunks(3, 10)) == 30
     assert await streams.append(LOG, 20, chunks(1, 5)) == 30

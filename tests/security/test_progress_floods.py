@@ -15,6 +15,7 @@ from sqlalchemy import event
 from tests.cpu_time import is_within
 from tests.master.harness import ManualClock, line, turns_of_loop
 
+from rolecall.master.clock import Clock
 from rolecall.master.progress import ProgressBook
 from rolecall.master.series import SeriesBook, series
 from rolecall.master.store import attempts, events, jobs
@@ -81,7 +82,7 @@ async def master(tmp_path: Path) -> AsyncIterator[Master]:
     async with database.write() as connection:
         record = await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
         await attempts.begin(connection, record, PLAN, None, ManualClock().now())
-    yield Master(database, Streams(tmp_path, 1 << 20, lambda: 0.0))
+    yield Master(database, Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0)))
     await database.close()
 
 

@@ -1,7 +1,7 @@
 """The times at which the bytes of a log arrived. They order the lines that have no time of their own.
 
-Each log has a file of marks in its folder. A mark is an offset in the log and the time at which the bytes after it began to
-arrive. The newest marks are a second apart, and older ones more and more, so that a file has at most 64 KiB.
+Each log has a file of marks in its folder. A mark is an offset in the log and the time at which bytes after it began
+to arrive. The newest marks are a second apart, and older ones more and more. A file has at most 64 KiB.
 """
 
 import os
