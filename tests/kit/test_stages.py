@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import SplitPoint
+from torch.distributed.pipelining import SplitPoint, pipe_split
 
 from rolecall.kit.csv_schedules import parse_schedule
 from rolecall.kit.grid import Grid, make_grid
@@ -39,7 +39,7 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
 def stages_of(split: str, whole: nn.Sequential, grid: Grid) -> list[Any]:
     if split == "manual":
         return manual_stages({0: whole[:2], 1: whole[2:]}, [4, CLASSES], MICRO_BATCH, grid)
-    stages, widths = traced_stages(whole, {"2": SplitPoint.BEGINNING}, [0, 1], MICRO_BATCH, grid)
+    stages, widths = traced_stages(whole, {"2": SplitPoint.BEGINNING}, [0, 1], MICRO_BATCH, grid, count=2)
     assert widths == [4, CLASSES]
     return stages
 
@@ -63,6 +63,30 @@ def test_a_users_schedule_gives_the_gradients_of_the_whole_model(split: str, gri
     torch.testing.assert_close(found, [parameter.grad for parameter in expected.parameters()])
 
 
+def test_calls_of_pipe_split_divide_a_trace(grid: Grid) -> None:
+    class Marked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = model()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            vectors = self.second(self.first(tokens))
+            pipe_split()
+            return self.last(vectors)
+
+    whole = Marked()
+    stages, widths = traced_stages(whole, {}, [0, 1], MICRO_BATCH, grid, count=2)
+    assert widths == [4, CLASSES]
+    names = [[name for name, _ in stage.submod.named_parameters()] for stage in stages]
+    assert names == [["first.weight", "second.weight", "second.bias"], ["last.weight", "last.bias"]]
+    x: Tensor = TOKENS[:2]
+    for stage in stages:
+        x = stage.submod(x)
+    assert torch.equal(x, model()(TOKENS[:2]))
+    with pytest.raises(InputError, match=r"1 time\(s\) for 3 virtual stages; it needs 2"):
+        traced_stages(whole, {}, [0, 1], MICRO_BATCH, grid, count=3)
+
+
 def test_a_traced_cut_has_one_tensor(grid: Grid) -> None:
     class Skipping(nn.Module):
         def __init__(self) -> None:
@@ -74,4 +98,4 @@ def test_a_traced_cut_has_one_tensor(grid: Grid) -> None:
             return self.last(self.second(vectors) + vectors)
 
     with pytest.raises(InputError, match="skip connections across a cut"):
-        traced_stages(Skipping(), {"second": SplitPoint.END}, [0, 1], MICRO_BATCH, grid)
+        traced_stages(Skipping(), {"second": SplitPoint.END}, [0, 1], MICRO_BATCH, grid, count=2)

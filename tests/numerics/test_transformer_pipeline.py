@@ -180,6 +180,7 @@ def test_float64_parity_over_30_steps(text: Path, tmp_path: Path, stages: int, c
 _THEIRS = '''
 import torch
 from torch import nn
+from torch.distributed.pipelining import pipe_split
 
 class Averaging(nn.Module):
     def __init__(self, dim):
@@ -210,6 +211,15 @@ class Chain(nn.Module):
 
 def chain(vocabulary, context):
     return Chain(vocabulary)
+
+class Marked(Chain):
+    def forward(self, x):
+        x = self.layers["0"](self.embedding(x))
+        pipe_split()
+        return self.output(self.layers["2"](self.layers["1"](x)))
+
+def marked(vocabulary, context):
+    return Marked(vocabulary)
 '''
 
 
@@ -242,6 +252,23 @@ def test_stages_that_return_views_train_with_split_backward_passes(
         del params[name]
     result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path / "gang")
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+@pytest.mark.slow
+def test_a_model_that_marks_its_cuts_trains_as_in_one_process(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_marked.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    model = {"builds": "model", "builder": "their_marked:marked"}
+    params = job(text, max_steps=3, split="tracer", cuts="pipe_split", model=model)
+    for name in ("layers", "dim", "heads", "hidden"):
+        del params[name]
+    result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path / "gang")
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+    found = exported(result, tmp_path / "model").load(tmp_path / "model")
+    assert found.generate("\n", tokens=5, seed=3) + "\n" == result.artifact("sample.txt").read_text()
 
 
 def reported(result: GangResult) -> list[dict[str, float]]:

@@ -235,7 +235,7 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
     distances = [(_gradient(weight) - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
     return {
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
-        + "".join(f"/{cut.layer}:{cut.at}" for cut in params.cuts or ())
+        + "".join(f"/{cut.layer}:{cut.at}" for cut in params.named_cuts or ())
         + ("/checkpointed" if params.activation_checkpointing else ""),
         "loss": float(abs(loss - expected)),
         "gradient": float(torch.stack(distances).max()),

@@ -55,14 +55,22 @@ def traced_stages(
     stage_indices: Sequence[int],
     micro_batch: tuple[int, int],
     grid: Grid,
+    *,
+    count: int,
 ) -> tuple[list[Any], list[int]]:
     """Torch's stages `stage_indices` from a trace of the whole model, and the width of every stage's outputs.
 
-    The whole model must temporarily fit in memory. The trace is specialized to tokens of the shape `micro_batch`.
-    Raises `InputError` if the trace has other data than one tensor [sequences, context, width] between stages.
+    Without `points`, the model's calls of `pipe_split` divide the trace. The whole model must temporarily fit in
+    memory. The trace is specialized to tokens of the shape `micro_batch`. Raises `InputError` if the trace has other
+    data than one tensor [sequences, context, width] between stages, or not `count` stages.
     """
     tokens = torch.zeros(micro_batch, dtype=torch.int64, device=grid.device)
-    pipe = pipeline(whole, mb_args=(tokens,), split_spec=points)
+    pipe = pipeline(whole, mb_args=(tokens,), split_spec=points or None)
+    if pipe.num_stages != count:
+        raise InputError(
+            f"cuts: pipe_split: the model calls pipe_split() {pipe.num_stages - 1} time(s) for {count} virtual stages; "
+            f"it needs {count - 1}, one between two stages: change the model, or the number of stages"
+        )
     widths = [_traced_width(pipe.get_stage_module(index), micro_batch) for index in range(pipe.num_stages)]
     return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices], widths
 

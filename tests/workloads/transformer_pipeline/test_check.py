@@ -47,6 +47,9 @@ def params(**changes: Any) -> Params:
         ({"layers": 3, "cuts": ["layers.3"]}, "no block layers.3 to cut before; valid: layers.0, layers.1, layers.2"),
         ({"layers": 3, "cuts": [{"layer": "head", "at": "end"}]}, "no block head to cut after; valid: embedding"),
         ({"cuts": ["layers.2", {"layer": "layers.1", "at": "end"}]}, "in the model's order, each at most once"),
+        ({"cuts": "pipe_split"}, "set model and split: tracer"),
+        ({"cuts": "pipe_split", "model": {"builder": "mine:model", "builds": "model"}}, "set model and split: tracer"),
+        ({"cuts": "pipe_split", "split": "tracer"}, "set model and split: tracer"),
         ({"cuts": [{"layer": "layers.2", "at": "middle"}]}, "Input should be 'beginning' or 'end'"),
     ],
 )

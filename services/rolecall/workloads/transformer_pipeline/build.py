@@ -135,6 +135,9 @@ class SplitModel(ABC):
     shape: dict[str, Any] | None
     """The hyperparameters of the built-in decoder, for exports."""
 
+    split_points: dict[str, SplitPoint]
+    """The cuts for torch's tracer; none if the model marks them itself."""
+
     def __init__(self, blocks: Sequence[str], cuts: Sequence[CutPoint] | None, best: Sequence[int]) -> None:
         """`cuts` are the job's; without them, `best` has the index of the first block of each stage but the first.
 
@@ -144,7 +147,6 @@ class SplitModel(ABC):
         firsts = best if cuts is None else cut_indices([(cut.layer, cut.at) for cut in cuts], blocks)
         self._stages = [range(begin, end) for begin, end in pairwise([0, *firsts, len(blocks)])]
         self.split_points = _split_points(cuts or [CutPoint(layer=blocks[first]) for first in firsts], firsts, blocks)
-        """The cuts for torch's tracer."""
 
     @abstractmethod
     def widths(self) -> list[int]:
@@ -183,7 +185,7 @@ class SplitDecoder(SplitModel):
         if params.cuts is None:
             balanced = layer_cuts(params.layers, stages, head_cost(self._shape, self._make_layer))
             best = [1 + cut.first for cut in balanced[1:]]  # after the embedding
-        super().__init__(block_names(params.layers), params.cuts, best)
+        super().__init__(block_names(params.layers), params.named_cuts, best)
 
     def widths(self) -> list[int]:
         return [self._shape.dim] * (len(self._stages) - 1) + [self._shape.vocabulary]
@@ -245,16 +247,19 @@ class SplitCustomModel(SplitModel):
         require_weights(model, own.builder)
         self._model = model.to(weight_dtype(params.precision))
         require_separable(self._model, own.builder)
+        self._tokens = torch.arange(2 * min(_TOKENS, params.context)).view(2, -1) % vocabulary
+        self._logits = self._whole_logits(vocabulary)
+        if params.cuts == "pipe_split":
+            self.split_points = {}
+            return
         blocks = child_blocks(self._model)
         if len(blocks) < stages:
             raise InputError(
                 f"{own.builder} returned a model of {len(blocks)} blocks for {stages} virtual stages, which each need "
                 f"one; use fewer stages, or more children: {', '.join(blocks)}"
             )
-        super().__init__(blocks, params.cuts, best_cuts([self._costs(blocks)] * stages))
+        super().__init__(blocks, params.named_cuts, best_cuts([self._costs(blocks)] * stages))
         self._require_weights()
-        self._tokens = torch.arange(2 * min(_TOKENS, params.context)).view(2, -1) % vocabulary
-        self._logits = self._whole_logits(vocabulary)
 
     @torch.no_grad()
     def widths(self) -> list[int]:

@@ -17,10 +17,10 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if the number of stages doesn't fit the parameters."""
     ranks = _pipeline_ranks(params, counts[Role.STAGE])
     stages = ranks * params.stages_per_rank
-    if params.cuts is not None and len(params.cuts) != stages - 1:
+    if params.named_cuts is not None and len(params.named_cuts) != stages - 1:
         raise ValueError(
-            f"cuts has {len(params.cuts)} block(s) for {stages} virtual stages; it needs {stages - 1}, one for each "
-            "stage but the first"
+            f"cuts has {len(params.named_cuts)} block(s) for {stages} virtual stages; it needs {stages - 1}, one for "
+            "each stage but the first"
         )
     if params.cuts is None and params.whole_model is None and params.layers < stages:
         raise ValueError(
@@ -36,7 +36,7 @@ def check_node(params: Params, role: Role) -> None:
     check_precision(params.precision)
     if params.model is not None:
         check_builder(params.model)
-    if params.whole_model is not None and params.cuts is not None:
+    if params.whole_model is not None and params.named_cuts is not None:
         # The master imports this file, and must not import torch.
         build = import_module("rolecall.workloads.transformer_pipeline.build")
         build.check_cuts(params, params.whole_model)

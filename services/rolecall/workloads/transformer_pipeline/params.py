@@ -110,11 +110,13 @@ class Params(TrainingParams):
             ],
             Field(max_length=1024),
         ]
+        | Literal["pipe_split"]
         | None
     ) = None
     """Cuts between the virtual stages, in the model's order: the name of the first block of each stage after the first,
     such as `["layers.4"]` for two stages, or `{"layer": "layers.3", "at": "end"}` for the last block of a stage. By
-    default, the cuts balance the stages by their numbers of weights."""
+    default, the cuts balance the stages by their numbers of weights. `pipe_split`: where the `forward` of a custom
+    whole model calls torch's `pipe_split()`; requires `split: tracer`."""
     micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -161,8 +163,13 @@ class Params(TrainingParams):
         return self.model if self.model and self.model.builds == "model" else None
 
     @property
+    def named_cuts(self) -> tuple[CutPoint, ...] | None:
+        """The cuts that name blocks; None if they are balanced, or marked in the model's code."""
+        return None if self.cuts == "pipe_split" else self.cuts
+
+    @property
     def cut_points(self) -> list[tuple[str, Side]]:
-        return [(cut.layer, cut.at) for cut in self.cuts or ()]
+        return [(cut.layer, cut.at) for cut in self.named_cuts or ()]
 
     @property
     def replica_batch(self) -> int:
@@ -214,7 +221,12 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _valid_cuts(self) -> Self:
         """The blocks of a custom whole model are known when it is built."""
-        if self.cuts is None or self.whole_model:
+        if self.cuts == "pipe_split" and not (self.whole_model and self.split == "tracer"):
+            raise ValueError(
+                "cuts: pipe_split are the calls in the code of a custom whole model, which torch's tracer finds; "
+                "set model and split: tracer, or name blocks"
+            )
+        if self.named_cuts is None or self.whole_model:
             return self
         try:
             cut_indices(self.cut_points, block_names(self.layers))

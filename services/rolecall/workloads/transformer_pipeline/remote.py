@@ -171,7 +171,7 @@ class Pipeline:
         whole = model.whole()
         try:
             stages, self._widths = traced_stages(
-                whole, model.split_points, self.stage_indices, self._micro_batch, self.grid
+                whole, model.split_points, self.stage_indices, self._micro_batch, self.grid, count=self.stages
             )
         except Exception as error:
             if self._params.model is None or isinstance(error, _NOT_OF_THE_MODEL):
