@@ -32,10 +32,13 @@ class DataOrder:
         """Rows in global batch `step` of an epoch, over all trainers."""
         return min(self.batch_size, self.rows - step * self.batch_size)
 
-    def share(self, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
-        """The row numbers [n] of trainer `rank` of `world` in global batch `step` of `epoch`; may be empty."""
+    def share(self, epoch: int, step: int, rank: int, world: int, rows: int | None = None) -> NDArray[np.int64]:
+        """The row numbers [n] of trainer `rank` of `world` in global batch `step` of `epoch`; may be empty.
+
+        With `rows`, only those in the first `rows` rows of the batch.
+        """
         start = step * self.batch_size
-        mine = share_of(self.batch_rows(step), rank, world)
+        mine = share_of(self.batch_rows(step) if rows is None else rows, rank, world)
         return permutation(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
 
 

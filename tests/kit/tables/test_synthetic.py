@@ -111,3 +111,25 @@ def test_an_error_is_about_the_form_that_was_meant(given: dict[str, Any], messag
     with pytest.raises(ValidationError, match=message) as caught:
         TypeAdapter[Any](TableData).validate_python(given)
     assert all("Data" not in map(str, problem["loc"]) for problem in caught.value.errors())
+
+
+def test_a_step_uses_a_random_number_of_its_rows(tmp_path: Path) -> None:
+    data = SyntheticData.model_validate({"synthetic": {"rows": 250, "min_batch": 4}, "validation": 0.0})
+    batches = open_batches(data, 20, 7, tmp_path)
+    every = [list(batches.train(epoch, 0, 0, 1)) for epoch in range(2)]
+    sizes = [[batch.global_rows for batch in epoch] for epoch in every]
+    assert [len(epoch) for epoch in sizes] == [13, 13]
+    assert min(map(min, sizes)) >= 4
+    assert max(map(max, sizes)) <= 20
+    assert len(set(sizes[0])) > 5
+    assert sizes[0] != sizes[1]
+    assert sizes[0][-1] <= 10, "the last batch has 10 rows"
+    # A continued job, and any number of trainers, has the same global batches.
+    shares = zip(*(batches.train(1, 5, rank, 3) for rank in range(3)), strict=True)
+    for whole, parts in zip(every[1][5:], shares, strict=True):
+        assert len(whole.rows) == whole.global_rows == parts[0].global_rows
+        np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
+    full = SyntheticData.model_validate({"synthetic": {"rows": 250}, "validation": 0.0})
+    assert {batch.global_rows for batch in open_batches(full, 20, 7, tmp_path).train(0, 0, 0, 1)} == {20, 10}
+    tables = [path for path in (tmp_path / "synthetic-tables").iterdir() if path.suffix != ".lock"]
+    assert len(tables) == 1, "the same rows are generated once"

@@ -227,6 +227,7 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected
         ({"data": CLASSES, "loss": "l1"}, "loss: l1 doesn't fit a label with classes; set cross-entropy"),
         ({"data": CLASSES, "early_stopping": {"metric": "auc"}}, "a label with classes; set loss or accuracy"),
         ({"data": NUMBER, "loss": "cross-entropy"}, "a label that is a number; set mse or l1 or huber"),
+        ({"data": {"synthetic": {"min_batch": 9}}, "batch_size": 8}, "set it to at most batch_size"),
         ({"pool_at": "server", "pooling": "none"}, "set pooling to sum or mean"),
         ({"pool_at": "server", "staleness": 1}, "set pool_at to auto or trainer"),
         ({"staleness": 9}, "less than or equal to 8"),

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.kit.data_order import DataOrder, derive_seed, share_of
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of, splitmix64
 from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
 from rolecall.kit.tables.params import SyntheticData, TableData
 from rolecall.kit.tables.rows import BadRows
 from rolecall.kit.tables.synthetic import open_synthetic_table
 
 Records = NDArray[np.void]
+_BATCH_ROWS = 5
+"""The purpose of the random numbers of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class TableBatches:
     """The files of training rows that are read in every epoch; None if the rows are in the table."""
     batch_size: int
     seed: int
+    min_batch: int | None = None
+    """If set, each step of a table that is not streamed uses a random number of the batch's rows, at least this."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -53,7 +57,8 @@ class TableBatches:
             return
         records, order = self.table.records("train"), self._order
         for step in range(start_step, order.steps_per_epoch):
-            yield RecordBatch(records[order.share(epoch, step, rank, world)], order.batch_rows(step))
+            rows = self._used_rows(epoch, step)
+            yield RecordBatch(records[order.share(epoch, step, rank, world, rows)], rows)
 
     def held_out(self, split: str, rank: int, world: int) -> Iterator[RecordBatch]:
         """The shares of trainer `rank` of `world` in a held-out split, in row order."""
@@ -61,6 +66,14 @@ class TableBatches:
         for start in range(0, len(records), self.batch_size):
             whole = records[start : start + self.batch_size]
             yield RecordBatch(whole[share_of(len(whole), rank, world)], len(whole))
+
+    def _used_rows(self, epoch: int, step: int) -> int:
+        """The rows of a global batch of the table that its step uses."""
+        rows = self._order.batch_rows(step)
+        if self.min_batch is None or rows <= self.min_batch:
+            return rows
+        random = splitmix64(np.array([step], np.uint64), derive_seed(derive_seed(self.seed, epoch), _BATCH_ROWS))
+        return self.min_batch + int(random[0] % np.uint64(rows - self.min_batch + 1))
 
     @property
     def _order(self) -> DataOrder:
@@ -81,7 +94,8 @@ def open_batches(data: TableData, batch_size: int, seed: int, cache: Path) -> Ta
     Raises `InputError` if the rows can't be used.
     """
     if isinstance(data, SyntheticData):
-        return TableBatches(open_synthetic_table(data, cache), None, batch_size, seed)
+        table = open_synthetic_table(data, cache)
+        return TableBatches(table, None, batch_size, seed, min_batch=data.synthetic.min_batch)
     source = open_table_source(data, seed)
     table = open_encoded_table(source, cache)
     return TableBatches(table, source.with_classes(table.classes) if data.stream else None, batch_size, seed)

@@ -214,6 +214,9 @@ class Synthetic(workload.Params):
     """Minimum number of values per row in a categorical column."""
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     """Maximum number of values per row in a categorical column; the number is random."""
+    min_batch: Annotated[int, Field(ge=1)] | None = None
+    """Minimum number of rows in a step. Each step then uses a random number of its batch's rows, from this to the job's
+    `batch_size`, as in the PyTorch tutorial. By default, a step uses all of them."""
     skew: Annotated[float, Field(ge=0, le=4)] = 0.0
     """Exponent s of the distribution of the values: value k of a column is about k^-s times as likely as the first one,
     as in Zipf's law. 0 makes all values equally likely; words and product ids are close to 1."""

@@ -31,7 +31,7 @@ _SLOPE = 1.702
 
 def open_synthetic_table(data: SyntheticData, folder: Path) -> EncodedTable:
     """The rows of `data` in the cache `folder`, generated if missing; concurrent callers wait."""
-    content = json.dumps([_LAYOUT, data.model_dump(mode="json")], sort_keys=True)
+    content = json.dumps([_LAYOUT, data.model_dump(mode="json", exclude={"synthetic": {"min_batch"}})], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:32]
     return load_table(build_once(folder / "synthetic-tables", key, lambda draft: _build(data, draft)))
 

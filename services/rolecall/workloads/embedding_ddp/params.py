@@ -21,7 +21,7 @@ from rolecall.kit.params import (
     Weight,
     Widths,
 )
-from rolecall.kit.tables.params import TableData, Target
+from rolecall.kit.tables.params import SyntheticData, TableData, Target
 
 Loss = Literal["binary-cross-entropy", "cross-entropy", "mse", "l1", "huber"]
 Metric = Literal["auc", "accuracy", "loss", "rmse", "mae"]
@@ -110,6 +110,11 @@ class Params(TrainingParams):
             raise ValueError("hidden and dropout have no effect on a custom model; set either those or model")
         self._check_protocol()
         self._check_label()
+        if isinstance(self.data, SyntheticData) and (self.data.synthetic.min_batch or 1) > self.batch_size:
+            raise ValueError(
+                f"data.synthetic.min_batch is {self.data.synthetic.min_batch}, but a batch has {self.batch_size} rows; "
+                "set it to at most batch_size"
+            )
         return self
 
     def _check_protocol(self) -> None:
