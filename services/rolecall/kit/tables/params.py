@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from rolecall.kit.params import Count, Fraction, Name, Names, Paths, Text, Value, to_list
+from rolecall.kit.params import BatchSize, Count, Fraction, Name, Names, Paths, Text, Value, to_list
 from rolecall.spec import workload
 from rolecall.spec.bounds import matching
 
@@ -214,7 +214,7 @@ class Synthetic(workload.Params):
     """Minimum number of values per row in a categorical column."""
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     """Maximum number of values per row in a categorical column; the number is random."""
-    min_batch: Annotated[int, Field(ge=1)] | None = None
+    min_batch: BatchSize | None = None
     """Minimum number of rows in a step. Each step then uses a random number of its batch's rows, from this to the job's
     `batch_size`, as in the PyTorch tutorial. By default, a step uses all of them."""
     skew: Annotated[float, Field(ge=0, le=4)] = 0.0
