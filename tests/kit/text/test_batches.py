@@ -46,6 +46,15 @@ def test_reading_can_go_on_in_the_middle() -> None:
         assert not left.first
 
 
+def test_targets_of_their_own_replace_the_next_tokens() -> None:
+    targets = 1000 + torch.arange(199, dtype=torch.int32)
+    streams = open_streams(text(200), 5, 8, "train", targets=targets)
+    for segment in streams.segments(slice(1, 3), 2):
+        assert torch.equal(segment.targets, segment.inputs + 1000)
+    inputs, found = Sequences(text(200), 3, targets).take([2, 0])
+    assert (inputs.tolist(), found.tolist()) == ([[6, 7, 8], [0, 1, 2]], [[1006, 1007, 1008], [1000, 1001, 1002]])
+
+
 def test_a_text_that_is_too_short_is_an_error() -> None:
     with pytest.raises(
         InputError, match=r"the test text has 8 tokens, too few for 8 streams; lower batch_size below 8"

@@ -122,6 +122,19 @@ def test_a_synthetic_text_is_the_same_on_every_node(tmp_path: Path) -> None:
     assert synthetic(tmp_path / "a").folder == first.folder != synthetic(tmp_path / "a", seed=1).folder
 
 
+def test_random_targets_are_one_for_each_token_but_the_last(tmp_path: Path) -> None:
+    found = synthetic(tmp_path, targets="random")
+    plain = synthetic(tmp_path)
+    for split in SPLITS:
+        targets = found.targets(split)
+        assert targets is not None
+        assert torch.equal(found.tokens(split), plain.tokens(split))
+        assert len(targets) == len(found.tokens(split)) - 1
+        assert not torch.equal(targets, found.tokens(split)[1:])
+        assert plain.targets(split) is None
+    assert set(found.targets("train").tolist()) == set(range(50))  # pyright: ignore[reportOptionalMemberAccess]
+
+
 def test_a_sample_of_synthetic_text_starts_with_its_first_token(tmp_path: Path) -> None:
     found = synthetic(tmp_path)
     assert found.opening("\n") == str(int(found.tokens("train")[0]))

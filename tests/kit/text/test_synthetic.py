@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rolecall.kit.text.params import SyntheticText
-from rolecall.kit.text.synthetic import number_tokenizer, synthetic_tokens
+from rolecall.kit.text.synthetic import number_tokenizer, random_targets, synthetic_tokens
 
 LONG = (1 << 20) + 1000
 
@@ -51,6 +51,18 @@ def test_tokens_depend_on_seed_and_part_alone(source: str) -> None:
 def test_the_first_tokens_are_those_of_every_release() -> None:
     assert tokens(8, vocabulary=10).tolist() == [8, 0, 3, 6, 3, 0, 1, 8]
     assert tokens(8, vocabulary=10, source="markov", seed=1).tolist() == [4, 6, 8, 2, 6, 9, 1, 4]
+
+
+@pytest.mark.parametrize("source", ["uniform", "markov"])
+def test_random_targets_are_unrelated_to_the_text(source: str) -> None:
+    given = {"tokens": LONG, "vocabulary": 10, "source": source, "targets": "random"}
+    found = np.concatenate(list(random_targets(SyntheticText.model_validate(given), LONG, "train"))).astype(np.int64)
+    for shift in (0, 1):
+        text = np.roll(tokens(LONG, vocabulary=10, source=source), -shift)
+        pairs = np.bincount(10 * text.astype(np.int64) + found, minlength=100)
+        np.testing.assert_allclose(pairs / LONG, 0.01, atol=0.0008)
+    other = np.concatenate(list(random_targets(SyntheticText.model_validate(given), 100, "test")))
+    assert (other != found[:100]).any()
 
 
 def test_tokens_are_displayed_as_numbers() -> None:

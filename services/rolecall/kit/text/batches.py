@@ -26,7 +26,7 @@ class Segment:
     inputs: torch.Tensor
     """[t, b] int64 tokens."""
     targets: torch.Tensor
-    """[t, b] int64: the token after each of them."""
+    """[t, b] int64: the target of each of them, usually the next token."""
     global_tokens: int
     """Tokens of all streams, including those of other trainers."""
     first: bool
@@ -40,6 +40,8 @@ class TokenStreams:
     text: torch.Tensor
     count: int
     bptt: int
+    targets: torch.Tensor | None = None
+    """[n - 1] int32; None if the next tokens are the targets."""
 
     @property
     def length(self) -> int:
@@ -55,21 +57,24 @@ class TokenStreams:
         """The segments of the streams `columns`, starting at segment `start`."""
         size = self.count * self.length
         inputs = self.text[:size].view(self.count, self.length)[columns]
-        targets = self.text[1 : size + 1].view(self.count, self.length)[columns]
+        following = self.text[1:] if self.targets is None else self.targets
+        targets = following[:size].view(self.count, self.length)[columns]
         for begin in range(start * self.bptt, self.length, self.bptt):
             here = slice(begin, min(begin + self.bptt, self.length))
             tokens = self.count * (here.stop - begin)
             yield Segment(inputs[:, here].t().long(), targets[:, here].t().long(), tokens, begin == 0)
 
 
-def open_streams(text: torch.Tensor, count: int, bptt: int, split: str) -> TokenStreams:
+def open_streams(
+    text: torch.Tensor, count: int, bptt: int, split: str, *, targets: torch.Tensor | None = None
+) -> TokenStreams:
     """The text as streams; raises `InputError` if it is too short for `count` of them."""
     if len(text) <= count:
         raise InputError(
             f"the {split} text has {len(text)} tokens, too few for {count} streams; "
             f"lower batch_size below {len(text)}, or provide more text"
         )
-    return TokenStreams(text, count, bptt)
+    return TokenStreams(text, count, bptt, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Sequences:
     tokens: torch.Tensor
     """[n] int32."""
     context: int
+    targets: torch.Tensor | None = None
+    """[n - 1] int32; None if the next tokens are the targets."""
 
     def __len__(self) -> int:
         """The number of full sequences; the rest of the text is dropped."""
@@ -88,6 +95,8 @@ class Sequences:
         """Inputs and targets [rows, context] int64 of the given sequences."""
         starts = torch.as_tensor(rows, dtype=torch.int64)[:, None] * self.context
         whole = self.tokens[starts + torch.arange(self.context + 1)].to(torch.int64)
+        if self.targets is not None:
+            return whole[:, :-1].contiguous(), self.targets[starts + torch.arange(self.context)].to(torch.int64)
         return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
 
     def padded(self, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from rolecall.kit.cache import build_once, require_space
 from rolecall.kit.files import File, find
 from rolecall.kit.text.params import SyntheticText, Text
 from rolecall.kit.text.reading import lines, slice_lines
-from rolecall.kit.text.synthetic import number_tokenizer, stored_bytes, synthetic_tokens
+from rolecall.kit.text.synthetic import number_tokenizer, random_targets, stored_bytes, synthetic_tokens
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
 
@@ -58,8 +58,12 @@ class Corpus:
 
     def tokens(self, split: SplitName) -> torch.Tensor:
         """The split's tokens [n] int32, memory-mapped; empty if the job has no such split."""
-        path = self.folder / split
-        return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS
+        return _mapped(self.folder / split)
+
+    def targets(self, split: SplitName) -> torch.Tensor | None:
+        """Random targets [n - 1] int32 of the split's tokens but the last; None if the next tokens are the targets."""
+        path = self.folder / _TARGETS.format(split)
+        return _mapped(path)[1:] if path.exists() else None
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -74,6 +78,8 @@ class Corpus:
 
 
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
+_TARGETS = "{}.targets"
+"""The name of the file of a split's targets, one for each token."""
 
 
 def open_corpus(text: Text, cache: Path) -> Corpus:
@@ -111,6 +117,11 @@ def _generate(text: Text, synthetic: SyntheticText, folder: Path) -> None:
     with (folder / "test").open("wb") as test:
         for block in synthetic_tokens(synthetic, given.get("test", 0), 1):
             block.tofile(test)
+    if synthetic.targets == "random":
+        for split in SPLITS:
+            with (folder / _TARGETS.format(split)).open("wb") as file:
+                for block in random_targets(synthetic, _length(folder / split), split):
+                    block.tofile(file)
 
 
 def _encode(text: Text, files: dict[str, list[File]], folder: Path) -> None:
@@ -164,6 +175,10 @@ def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS
 
 
 def _length(path: Path) -> int:

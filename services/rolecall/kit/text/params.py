@@ -25,6 +25,9 @@ class SyntheticText(workload.Params):
     """Source of the tokens. `uniform`: independent and equally likely, as in the PyTorch tutorials, so that there is
     nothing to learn: the best perplexity is `vocabulary`; `markov`: after token n follows one of n + 1 to n + 4 (modulo
     `vocabulary`), equally likely, so that the best perplexity is 4."""
+    targets: Literal["next", "random"] = "next"
+    """The target of each token. `next`: the next token, as in a text; `random`: a random token that is unrelated to the
+    text, as in the PyTorch tutorials, so that there is nothing to learn."""
     test: Annotated[int, Field(ge=0, le=2**30)] = 0
     """Number of tokens of the test text; 0 for none."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

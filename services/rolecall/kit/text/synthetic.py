@@ -1,5 +1,6 @@
 """Synthetic text: random tokens from a counter-based generator, the same on every node and with every numpy version."""
 
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,8 @@ from rolecall.kit.text.params import SyntheticText, Text
 
 _BLOCK = 1 << 20
 _FOLLOWERS = 4
+_TARGETS = 7
+"""The purpose of the seed of random targets."""
 
 
 def synthetic_tokens(text: SyntheticText, count: int, part: int) -> Iterator[NDArray[np.int32]]:
@@ -27,9 +30,16 @@ def synthetic_tokens(text: SyntheticText, count: int, part: int) -> Iterator[NDA
         yield tokens.astype(np.int32)
 
 
+def random_targets(text: SyntheticText, count: int, split: str) -> Iterator[NDArray[np.int32]]:
+    """`count` tokens [n] in blocks that are unrelated to the tokens of the split."""
+    unrelated = text.model_copy(update={"source": "uniform", "seed": derive_seed(text.seed, _TARGETS) % 2**63})
+    return synthetic_tokens(unrelated, count, zlib.crc32(split.encode()))
+
+
 def stored_bytes(text: SyntheticText) -> int:
-    """The size of all tokens on disk."""
-    return (text.tokens + text.test) * np.dtype(np.int32).itemsize
+    """The size of all tokens and random targets on disk."""
+    copies = 2 if text.targets == "random" else 1
+    return copies * (text.tokens + text.test) * np.dtype(np.int32).itemsize
 
 
 def number_tokenizer(vocabulary: int) -> Tokenizer:

@@ -55,7 +55,7 @@ class Training(TrainingLoop[Batch, Params]):
         super().__init__(context)
         params = context.params
         self._corpus = corpus
-        sequences = Sequences(corpus.tokens("train"), params.context)
+        sequences = Sequences(corpus.tokens("train"), params.context, corpus.targets("train"))
         self._batches = SequenceBatches(sequences, params.batch_size, params.seed)
         self._grid = make_grid(params.replicas, context.device)
         self._pipeline = Pipeline(params, corpus.vocabulary_size, self._grid, context.timeline)
@@ -104,7 +104,7 @@ class Training(TrainingLoop[Batch, Params]):
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Mean loss per token of all full sequences, and perplexity."""
-        sequences = Sequences(self._corpus.tokens(split), self.params.context)
+        sequences = Sequences(self._corpus.tokens(split), self.params.context, self._corpus.targets(split))
         if len(sequences) == 0:
             return None
         mean = self._mean_loss(sequences)
