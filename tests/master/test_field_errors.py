@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 import pytest
 from pydantic import Field, TypeAdapter, ValidationError, WrapValidator, field_validator, model_validator
 
-from rolecall.master.catalogue import load
+from rolecall.master.catalogue import load, schema_of
 from rolecall.master.field_errors import explain
 from rolecall.spec.api import PruneRequest
 from rolecall.spec.errors import InvalidJob
@@ -61,6 +61,8 @@ class _Range(Params):
     def _check(self) -> Self:
         if self.low > self.high:
             raise ValueError(f"low must be at most high ({self.high})")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("a name is given twice")
         return self
 
 
@@ -120,8 +122,37 @@ def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate({"low": 2, "high": 1})
     (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
-    assert (field_error["field"], field_error["message"]) == ("params", "low must be at most high (1)")
-    assert field_error["legal"] == ""
+    # The message begins with the field that has to change.
+    assert (field_error["field"], field_error["message"]) == ("params.low", "low must be at most high (1)")
+    assert (field_error["given"], field_error["legal"]) == ("2", "")
+    with pytest.raises(ValidationError) as caught:
+        _Range.model_validate({"low": 2, "high": 3, "names": ["b", "b"]})
+    (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
+    assert (field_error["field"], field_error["message"]) == ("params", "a name is given twice")
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "field", "given"),
+    [
+        ("transformer-pipeline", {"text": {"train": "x"}, "cuts": ["layers.9"]}, "params.cuts", '["layers.9"]'),
+        ("transformer-pipeline", {"text": {"train": "x"}, "dim": 30}, "params.heads", "null"),
+        (
+            "embedding-ddp",
+            {"data": {"synthetic": {"min_batch": 9}}, "batch_size": 8},
+            "params.data.synthetic.min_batch",
+            "9",
+        ),
+    ],
+)
+def test_a_rule_of_a_workload_names_the_field_that_its_message_begins_with(
+    workload: str, params: dict[str, Any], field: str, given: str
+) -> None:
+    kind = load().workloads[workload].params
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(params)
+    (field_error,) = explain(caught.value.errors(), schema_of(kind), ("params",))
+    assert field_error["field"] == field
+    assert field_error["given"].startswith(given)
 
 
 def _set(path: str, value: Any) -> Any:

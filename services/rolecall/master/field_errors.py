@@ -30,6 +30,7 @@ _MESSAGE_CHARS = 2000
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
 _SUBJECT = re.compile("^(Input|String|Bytes|List|Tuple|Set|Dictionary|Value) should")
+_NAMED = re.compile(r"[a-z]\w*(?:\.[a-z]\w*)*")
 _OWN = "Value error, "
 """Before the messages of our own validators, and those of workloads."""
 _OF_JOB = "; the workload's parameters belong in 'params'"
@@ -127,7 +128,9 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         message = f"'{_cut(given, _GIVEN_CHARS)}' is not a valid value{_hint(given, names)}"
     elif error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
-    return field_error(field, message, error.get("input"), "" if _is_of_fields(error) else legal(schema, place.schema))
+    inner = _first_named(message, schema, place.schema) if _is_of_fields(error) else []
+    valid = "" if _is_of_fields(error) else legal(schema, place.schema)
+    return field_error(".".join((*path, *inner)) or "body", message, _value_at(error.get("input"), inner), valid)
 
 
 def _worded(message: str) -> str:
@@ -148,6 +151,25 @@ def _broken_rule(error: Mapping[str, Any], root: Schema, schema: Schema) -> str:
 def _is_of_fields(error: Mapping[str, Any]) -> bool:
     """True for a rule about several fields of an object, which says itself what is valid."""
     return error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
+
+
+def _first_named(message: str, root: Schema, schema: Schema) -> list[str]:
+    """The path of the field with which a message about several fields begins, such as `loss: mse does not fit …`."""
+    found = _NAMED.match(message)
+    names, here = found[0].split(".") if found else [], schema
+    for name in names:
+        inner = _child(root, here, name)
+        if inner is None:
+            return []
+        here = _resolved(root, inner)
+    return names
+
+
+def _value_at(given: Any, path: Sequence[str]) -> Any:
+    """The value of a field that may be missing."""
+    for name in path:
+        given = cast(Mapping[str, Any], given).get(name) if isinstance(given, Mapping) else None
+    return given
 
 
 def _explain_tag(error: Mapping[str, Any], root: Schema, schema: Schema, path: tuple[str, ...]) -> FieldError:
