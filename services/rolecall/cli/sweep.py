@@ -25,6 +25,7 @@ from rolecall.cli.variants import (
     Variant,
     best,
     chart,
+    check_metric,
     direction,
     metrics,
     short,
@@ -85,11 +86,15 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     if plot and (plot.is_dir() or not os.access(plot.parent, os.W_OK)):
         raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
+    wanted = plotted if metric or plot else None
     with connect(url, token) as client:
         workloads = _workloads(client, planned)
         _check_paths(workloads, settings)
+        if wanted:
+            for workload in workloads:
+                check_metric(wanted, workload)
         try:
-            _run_all(client, planned, repeat, plotted if metric or plot else None)
+            _run_all(client, planned, repeat, wanted)
         except KeyboardInterrupt:
             ending = _cancel(client, planned)
         except (CommandError, ClientError) as error:
