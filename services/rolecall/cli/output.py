@@ -27,6 +27,8 @@ NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
 GAP = 2
 """The columns of a terminal between two columns of a table."""
+_CAUSES: Mapping[str, str] = MappingProxyType({"repeated": "repeated steps", "other": "exports and other work"})
+"""The causes of lost time whose names don't explain them."""
 _NARROWEST = 8
 """The columns that a shortened column has even if the terminal is too narrow for it."""
 _NO_COLUMNS: Mapping[str, int] = MappingProxyType({})
@@ -233,7 +235,7 @@ def goodput(document: JobDocument) -> str:
     if document.goodput is None:
         return ""
     causes = sorted((document.lost_s or {}).items(), key=lambda one: -one[1])
-    lost = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
+    lost = ", ".join(f"{_CAUSES.get(cause, cause)} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
     return f"{document.goodput:.0%}" + (f" (lost to {lost})" if lost else "")
 
 

@@ -1,9 +1,10 @@
 """The useful share of a job's time, and the causes of the lost rest. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 
 from rolecall.master.store.records import AttemptSummary
 from rolecall.spec.report import TimeSpent
@@ -11,21 +12,27 @@ from rolecall.spec.state import JobState
 
 
 class Loss(StrEnum):
-    """The cause of a loss of a job's time."""
+    """The cause of a loss of a job's time. The time in which a user paused the job is none."""
 
     QUEUE = "queue"
-    """It waited for slots, for its turn, or for the end of its back-off."""
-    PAUSED = "paused"
-    """It was paused, or had ended before it was retried by hand."""
     START = "start"
-    """From the plan of an attempt to its first optimizer step."""
     CHECKPOINT = "checkpoint"
-    """Training stood still for a checkpoint."""
     EVALUATION = "evaluation"
     REPEATED = "repeated"
-    """Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats."""
     OTHER = "other"
-    """Anything else between the first step of the current attempt and now, such as exports."""
+
+
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        Loss.QUEUE: "The job waited for slots, for its turn, or for the end of its back-off.",
+        Loss.START: "From the placement of an attempt to its first optimizer step.",
+        Loss.CHECKPOINT: "Training stood still for a checkpoint.",
+        Loss.EVALUATION: "Training stood still for an evaluation.",
+        Loss.REPEATED: "Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats.",
+        Loss.OTHER: "Other work after the first step of the current attempt, such as the export of the model.",
+    }
+)
+"""The explanation of each cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class Past:
 
     queue: float = 0.0
     paused: float = 0.0
+    """Between an attempt and the queue: a user paused the job, or retried it by hand after its end."""
     start: float = 0.0
     run: float = 0.0
     """After the first steps."""
@@ -53,10 +61,25 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The share of the time since the submission that retained optimizer steps took, and the lost seconds."""
+    """The share of the time since the submission, without pauses, that retained optimizer steps took.
+
+    Also the lost seconds, by cause.
+    """
 
     ratio: float
     lost: dict[Loss, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The times of a job that don't depend on its attempts."""
+
+    state: JobState
+    created_at: datetime
+    queued_at: datetime
+    """The time at which it was queued last."""
+    until: datetime
+    """Now, or its end."""
 
 
 def past_of(attempts: Sequence[AttemptSummary], created_at: datetime) -> Past:
@@ -76,36 +99,38 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
     run = whole.run - past.run
     lost = {
         Loss.QUEUE: whole.queue,
-        Loss.PAUSED: whole.paused,
         Loss.START: whole.start,
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
         Loss.REPEATED: max(0.0, past.run - spent.resumed),
         Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
     }
-    return Goodput(useful_share(spent, created_at=created_at, until=until), lost)
+    return Goodput(useful_share(spent, _seconds(created_at, until) - whole.paused), lost)
 
 
-def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> float:
-    """The share of the time from the submission to `until` that retained optimizer steps took."""
-    wall = _seconds(created_at, until)
-    return min(1.0, spent.steps / wall) if wall else 0.0
+def useful_share(spent: TimeSpent, seconds: float) -> float:
+    """The share of these seconds that retained optimizer steps took."""
+    return min(1.0, spent.steps / seconds) if seconds > 0 else 0.0
 
 
-def lost(
-    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, until: datetime
-) -> dict[Loss, float]:
-    """The losses of a job in `state` by cause `until` now, or its end. Empty before the first attempt.
-
-    A job that is cancelled between two attempts has waited since the last one.
-    """
+def goodput_of(attempts: Sequence[AttemptSummary], spent: TimeSpent, job: Lifetime) -> Goodput:
+    """The goodput of a job now, or at its end. Without losses before the first attempt."""
     if not attempts:
-        return {}
+        return Goodput(useful_share(spent, _seconds(job.created_at, job.until)), {})
     *before, last = attempts
-    end = last.ended_at or until
-    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=end).lost
-    found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(end, until)
-    return found
+    end = last.ended_at or job.until
+    past = past_of(before, job.created_at)
+    lost = goodput(past, last, spent, created_at=job.created_at, until=end).lost
+    paused = paused_since(end, job)
+    lost[Loss.QUEUE] += _seconds(end, job.until) - paused
+    paused += past.then(last, job.created_at, end).paused
+    return Goodput(useful_share(spent, _seconds(job.created_at, job.until) - paused), lost)
+
+
+def paused_since(end: datetime, job: Lifetime) -> float:
+    """The seconds since the `end` of the last attempt in which the job was paused, or had ended, rather than queued."""
+    is_queued = job.queued_at >= end and job.state is not JobState.PAUSED
+    return _seconds(end, min(job.queued_at, job.until) if is_queued else job.until)
 
 
 def _seconds(begin: datetime, end: datetime) -> float:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.error_handlers import ErrorHandler
 from rolecall.master.api.gate import admission_of, is_of_page
+from rolecall.master.goodput import MEANINGS
 from rolecall.master.program import program_of
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
@@ -196,6 +197,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         may_control=caller.controls(document.owner),
         workload=workload,
         metrics=metrics,
+        losses=MEANINGS,
         declared=partial(declaration, metrics),
         by_node=by_node,
         figures=figures,
