@@ -84,13 +84,13 @@ def test_only_fields_that_differ_are_compared() -> None:
             result={"auc": 0.9},
         ),
     ]
-    rows = differences(jobs)
+    rows = differences(jobs, {})
     assert Row("params.lr", ["0.1", "0.2"]) in rows
     assert Row("params.data.test", ["t", None]) in rows
     assert Row("result.auc", [None, "0.9"]) in rows
     assert Row("resources.trainer.threads", [None, "4"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
-    assert differences(jobs[:1]) == []
+    assert differences(jobs[:1], {}) == []
 
 
 def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:

@@ -7,7 +7,6 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.checkpoints import print_checkpoints
-from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow, traceback_of
 from rolecall.cli.options import JobId, Json, Token, Url, connect
@@ -15,6 +14,7 @@ from rolecall.cli.output import age, goodput, number, out, print_json, print_tab
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
+from rolecall.spec.json_schema import chosen_params
 
 _EVENTS, _CHECKPOINTS = 10, 3
 Follow = Annotated[

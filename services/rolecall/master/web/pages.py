@@ -35,7 +35,7 @@ from rolecall.spec.api import (
     WorkloadDocument,
     WorkloadList,
 )
-from rolecall.spec.comparison import differences
+from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -98,7 +98,9 @@ async def compare(
     """The curves of several jobs in one chart, and the parameters in which they differ."""
     api = Api(request)
     jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
-    rows = await master.chart_threads.run(caller.name, differences, jobs)
+    workloads = {name: await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)}
+    schemas = {name: one.params for name, one in workloads.items() if one}
+    rows = await master.chart_threads.run(caller.name, differences, jobs, schemas)
     recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,
@@ -109,7 +111,8 @@ async def compare(
         recent=recent.jobs,
         rows=[readable(row) for row in rows[:_MAX_DIFFERENCES]],
         omitted=max(0, len(rows) - _MAX_DIFFERENCES),
-        metrics=declared_metrics([await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)]),
+        hint="" if have_one_workload(jobs) else OTHER_WORKLOADS,
+        metrics=declared_metrics(workloads.values()),
         most=_MAX_COMPARED,
     )
 
