@@ -201,7 +201,7 @@ async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
     ]
     same = (await run_at(master, "compare", first, second)).out.splitlines()
     assert same[0] == "the jobs have the same state, name, workload, roles and parameters"
-    assert same[2].split() == ["METRIC", first, second]
+    assert same[2:] == ["none of the jobs has metrics"]
     shown = [text.split() for text in (await run_at(master, "compare", first, other)).out.splitlines()]
     assert shown[:3] == [["DIFFERENCE", first, other], ["steps", "3", "5"], []]
 
@@ -228,6 +228,27 @@ async def test_a_comparison_of_different_workloads_says_so(tmp_path: Path, monke
     assert OTHER_WORKLOADS in page
     assert "size" in page
     assert "texture" not in page
+
+
+async def test_a_line_replaces_a_table_without_rows(master: Client) -> None:
+    async def said(*command: str) -> str:
+        return (await run_at(master, *command)).out
+
+    assert await said("jobs") == "no jobs\n"
+    assert await said("jobs", "--state", "failed") == "no jobs meet the conditions\n"
+    assert await said("nodes") == "no node has registered\n"
+    assert (await said("top", "--once")).splitlines()[2:] == ["no node has registered", "", "no job runs or waits"]
+    assert await said("prune", "--older-than", "30d", "--dry-run") == "no job ended before that time\n"
+    assert await said("audit", "--after", "999999") == "the audit log has no such entries\n"
+    job, other = [(await master.submit())["id"] for _ in range(2)]
+    for ending in (" yet", ""):
+        for what in ("checkpoints", "artifacts", "metrics"):
+            assert await said(what, job) == f"job {job} has no {what}{ending}\n"
+        download = await run_at(master, "checkpoints", job, "--download")
+        assert (download.code, download.err) == (4, f"rolecall: job {job} has no checkpoints{ending}\n")
+        assert (f"No files{ending}." in (await master.user("GET", f"/ui/jobs/{job}")).text) is True
+        await master.user("POST", f"/jobs/{job}/cancel")
+    assert (await said("compare", job, other)).splitlines()[-1] == "none of the jobs has metrics"
 
 
 async def _logs(master: Client, job: str) -> None:

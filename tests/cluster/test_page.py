@@ -592,6 +592,7 @@ def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> N
     answers[0] = {"json": {"series": []}}
     expect(note).to_have_text("No values have been reported yet.")
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    expect(note).to_have_text("No values have been reported.")
 
 
 def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster: Cluster) -> None:

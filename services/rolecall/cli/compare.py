@@ -57,7 +57,7 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         out.print("the jobs have the same state, name, workload, roles and parameters")
     out.print()
     rows = [(escape(name), *(number(one[name]) if name in one else "-" for one in scores)) for name in names]
-    print_table(("METRIC", *ids), rows)
+    print_table(("METRIC", *ids), rows, empty="none of the jobs has metrics")
 
 
 def _schemas(client: Client, jobs: Sequence[JobDocument]) -> dict[str, Mapping[str, Any]]:

@@ -96,8 +96,9 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             rows = [
                 (job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs
             ]
-            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
-            out.print(f"{_summary(found)} in total")
+            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows, empty="no job ended before that time")
+            if rows:
+                out.print(f"{_summary(found)} in total")
         if dry_run or not found.jobs:
             return
         if not yes:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rolecall.cli.curve import short, sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import GAP, out, print_json, print_table, width
+from rolecall.cli.output import GAP, none_of, out, print_json, print_table, width
 from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import COORDINATES
 from rolecall.spec.visible import one_line
@@ -47,18 +47,16 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, "--json prints all metrics; omit --metric, or use --csv")
     with connect(url, token) as client:
         series = client.metrics(job, points, attempt)
-        raw = client.raw
-    if json:
-        print_json(raw)
-        return
-    rows = table(series)
-    chosen = chosen_metrics(rows, names or metric_names(rows))
+        if json:
+            print_json(client.raw)
+            return
+        rows = table(series)
+        chosen = chosen_metrics(rows, names or metric_names(rows))
+        empty = "" if chosen else none_of("metrics", client.job(job))
     if as_csv:
         _print_csv(rows, chosen)
-    elif not chosen:
-        out.print(f"job {escape(job)} has reported no metrics yet")
     else:
-        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width))
+        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width), empty=empty)
 
 
 def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

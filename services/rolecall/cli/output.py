@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -72,9 +73,14 @@ def print_table(
     *,
     drop: Sequence[str] = (),
     shorten: Mapping[str, int] = _NO_COLUMNS,
+    empty: str = "",
 ) -> None:
-    """Print a table as `make_table` returns it. Except on a terminal, each row is one line with all its texts."""
-    out.print(make_table(headings, rows, out, drop=drop, shorten=shorten))
+    """Print a table as `make_table` returns it, or the line `empty` without rows.
+
+    Except on a terminal, each row is one line with all its texts.
+    """
+    rows = list(rows)
+    out.print(make_table(headings, rows, out, drop=drop, shorten=shorten) if rows or not empty else escape(empty))
 
 
 def make_table(
@@ -141,6 +147,11 @@ def width(cell: str) -> int:
 def cut(text: str, chars: int) -> str:
     """`text` with up to `chars` characters."""
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def none_of(things: str, document: JobOverview) -> str:
+    """The line that replaces an empty table of what a job has."""
+    return f"job {document.id} has no {things}{'' if document.state.ended else ' yet'}"
 
 
 def state(document: JobOverview) -> str:

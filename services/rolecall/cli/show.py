@@ -109,6 +109,7 @@ def _print_attempts(job: JobDocument) -> None:
             )
             for w in attempt.workers
         ]
-        print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
+        if rows:  # Old attempts have none.
+            print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
         if traceback := traceback_of(attempt):
             out.print(f"\n{escape(traceback)}")

@@ -84,7 +84,7 @@ def show(json: Json = False, url: Url = None, token: Token = None) -> None:
             print_json(client.raw)
             return
     headings = ("NAME", "SCOPES", "SECRETS", "LIMITS", "EXPIRES", "LAST USED")
-    print_table(headings, [_row(one) for one in found])
+    print_table(headings, [_row(one) for one in found], empty="no tokens")
 
 
 @tokens.command("update")
