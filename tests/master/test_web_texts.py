@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from rolecall.master.web import format as texts
 from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, folded, readable
 from rolecall.spec.api import Event, MetricDocument, WorkloadDocument
@@ -59,6 +61,23 @@ def test_numbers_and_times_are_short() -> None:
         "3.0 MiB",
         "5120.0 TiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        ("there is no job 'x'; `rolecall jobs` lists them", "There is no job 'x'."),
+        (
+            "there is nothing at /a/; did you mean /a? GET /docs lists the routes",
+            "There is nothing at /a/; did you mean /a?",
+        ),
+        ("job x is running; cancel it first, or add --force (?force=true)", "Job x is running."),
+        ("'lost' is not valid; valid: queued, failed", "'lost' is not valid; valid: queued, failed."),
+        ("The master answers again soon.", "The master answers again soon."),
+    ],
+)
+def test_an_error_on_a_page_says_what_helps_in_a_browser(detail: str, shown: str) -> None:
+    assert texts.for_browser(detail) == shown
 
 
 def test_a_role_s_slots_are_those_of_live_nodes() -> None:

@@ -1,7 +1,9 @@
 """Texts of times, numbers and sizes for people. Pure."""
 
+import re
 from datetime import datetime
 
+_FOR_PROGRAMS = re.compile(r"`rolecall |\b(GET|POST) /|--\w|\bROLECALL_")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -39,6 +41,13 @@ def measure(value: float, unit: str | None) -> str:
     if unit == "bytes":
         return size(round(value))
     return f"{number(value)} s" if unit == "seconds" else number(value)
+
+
+def for_browser(detail: str) -> str:
+    """An error of the API as a sentence, without the parts that only help in a terminal or a program."""
+    first, *others = re.split(r"(?<=[;?]) ", detail)
+    text = " ".join([first, *(one for one in others if not _FOR_PROGRAMS.search(one))]).removesuffix(";")
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def percent(share: float) -> str:
