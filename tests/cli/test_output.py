@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
-from rolecall.cli import follow, metrics
+from rolecall.cli import follow, metrics, output
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
@@ -64,6 +64,21 @@ def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
     assert roles(document) == (
         "2 parameter-server with a GPU and 4 threads, 1 trainer with 1 thread, 1 stage, 1 observer on the CPU"
     )
+
+
+def test_a_long_value_continues_below_itself_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/a" * 40
+    values = [("[bold]job[/]", "toy-1"), ("data.train", path), ("note", "[dim]one[/] two")]
+    shown: dict[int, list[str]] = {}
+    for columns in (40, _UNBOUNDED):
+        sent = StringIO()
+        monkeypatch.setattr(output, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=columns))
+        output.print_values(values, indent=2)
+        shown[columns] = [line.rstrip() for line in sent.getvalue().splitlines()]
+    assert shown[_UNBOUNDED] == ["  job         toy-1", f"  data.train  {path}", "  note        one two"]
+    assert max(map(len, shown[40])) == 40
+    assert [line[:14].strip() for line in shown[40]] == ["job", "data.train", "", "", "", "note"]
+    assert "".join(line[14:] for line in shown[40][1:-1]) == path
 
 
 def test_the_greatest_loss_of_time_is_shown_first() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -81,6 +82,24 @@ def print_table(
     """
     rows = list(rows)
     out.print(make_table(headings, rows, out, drop=drop, shorten=shorten) if rows or not empty else escape(empty))
+
+
+def print_values(values: Sequence[tuple[str, str]], *, indent: int = 0, name_width: int = 0) -> None:
+    """Print each name and its value. On a terminal, a long value continues below itself.
+
+    Except on a terminal, each value is one line.
+    """
+    name_width = max([name_width, *(width(name) for name, _ in values)])
+    if not out.is_bounded:
+        for name, value in values:
+            out.print(f"{' ' * indent}{name}{' ' * (name_width - width(name))}  {value}")
+        return
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid.add_column(min_width=min(name_width, out.width // 2), overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, value in values:
+        grid.add_row(name, value)
+    out.print(Padding(grid, (0, 0, 0, indent), expand=False))
 
 
 def make_table(
