@@ -131,7 +131,7 @@ async def _metrics(master: Client, job: str) -> None:
     shown = [text.split() for text in (await run_at(master, "metrics", job)).out.splitlines()]
     assert shown[1:] == [
         ["loss", "trainer-0", "█▃▁", "3", "0.3333", "0.3333", "1"],
-        ["validation_auc", "trainer-0", "▅", "3", "0.75", "0.75", "0.75"],
+        ["validation_auc", "trainer-0", "▅", "3", "0.7500", "0.7500", "0.7500"],
     ]
     rows = list(csv.DictReader(io.StringIO((await run_at(master, "metrics", job, "--csv")).out)))
     assert [(row["step"], row["loss"], row["role"]) for row in rows][:2] == [

@@ -98,7 +98,7 @@ def test_the_greatest_loss_of_time_is_shown_first() -> None:
             "step 9, loss 0.5000, validation_auc 0.9000 (↑ is better), validation_accuracy 0.8000 (↑ is better)",
         ),
         ("rnn-lm", {"validation_perplexity": 120.0}, "step 9, loss 0.5000, validation_perplexity 120 (↓ is better)"),
-        ("reinforce", {"kl": 0.1, "episode_return": 21.5}, "step 9, loss 0.5000, episode_return 21.5 (↑ is better)"),
+        ("reinforce", {"kl": 0.1, "episode_return": 21.5}, "step 9, loss 0.5000, episode_return 21.50 (↑ is better)"),
     ],
 )
 def test_progress_has_the_main_scores(workload: str, metrics: dict[str, float], expected: str) -> None:
@@ -216,4 +216,4 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.5000, validation_loss 4.1948 ↓, 4s left"
+    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, validation_loss 4.195 ↓, 4s left"

@@ -139,6 +139,6 @@ def test_the_declaration_of_a_reported_name_is_found_also_by_its_index() -> None
 
 def test_results_are_short_and_parameters_exact() -> None:
     result = readable(Row("result.test_auc", ["0.92300001", None, '"0.5 or so"', "NaN", "12345.6", "not JSON"]))
-    assert result.values == ["0.923", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
+    assert result.values == ["0.9230", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
     params = Row("params.optimizer.lr", ["0.00123456789", None])
     assert readable(params) == params

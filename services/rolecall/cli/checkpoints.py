@@ -7,8 +7,9 @@ import typer
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, none_of, print_json, print_table, print_written, size
+from rolecall.cli.output import age, none_of, print_json, print_table, print_written
 from rolecall.spec.api import Checkpoint
+from rolecall.spec.numbers import size
 
 Download = Annotated[bool, typer.Option("--download", help="Download the newest checkpoint as a ZIP archive.")]
 Step = Annotated[int | None, typer.Option("--step", min=0, help="With --download: the checkpoint of this step.")]

@@ -10,11 +10,12 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import cut, number, out, print_json, print_table, state
+from rolecall.cli.output import cut, out, print_json, print_table, state
 from rolecall.cli.variants import metrics
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
+from rolecall.spec.numbers import number
 
 _RESULT = "result."
 _CHARS = 60

@@ -12,9 +12,10 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import Exit, exit_code
 from rolecall.cli.options import Json, Token, Url, connect, parse_age
-from rolecall.cli.output import age, err, out, print_json, print_table, size
+from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.client import Refused, UnknownName
 from rolecall.spec.api import PruneSummary
+from rolecall.spec.numbers import size
 from rolecall.spec.state import JobState
 
 

@@ -16,13 +16,14 @@ from rich.markup import escape
 from rolecall import __version__
 from rolecall.cli.exits import Exit
 from rolecall.cli.options import CLEAR_TEXT, CLEAR_TEXT_REMEDY, Token, Url
-from rolecall.cli.output import err, out, print_json, print_table, size
+from rolecall.cli.output import err, out, print_json, print_table
 from rolecall.client import Client, ClientError, Unauthorized, UnknownName, Unreachable
 from rolecall.client.connection import Connection, find
 from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
+from rolecall.spec.numbers import size
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0

@@ -20,6 +20,7 @@ from rich.text import Text
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.metric import Split
+from rolecall.spec.numbers import number, size
 from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
@@ -146,10 +147,10 @@ def fitting(
         # The last one: a user can give another column the same heading, but only to the left of ours.
         del found[len(headings) - 1 - list(reversed(headings)).index(heading)]
     for floors in (shorten, dict.fromkeys(shorten, _NARROWEST)):
-        for place, size in found.items():
+        for place, columns in found.items():
             excess = _total(found.values()) - available
             if excess > 0 and (floor := floors.get(headings[place])) is not None:
-                found[place] -= max(0, min(excess, size - floor))
+                found[place] -= max(0, min(excess, columns - floor))
     return found
 
 
@@ -177,27 +178,6 @@ def state(document: JobOverview) -> str:
     """The job's state with its color."""
     style = STYLES.get(document.state, "default")
     return f"[{style}]{document.state}[/]"
-
-
-def number(value: Any) -> str:
-    """A formatted metric: whole numbers unchanged, four decimals for ratios, one or an exponent for large numbers."""
-    if not isinstance(value, float):
-        return str(value)
-    if value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    if abs(value) < 10:
-        return f"{value:.4f}"
-    return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.4g}"
-
-
-def size(count: int) -> str:
-    """Bytes as `12.3 GiB`."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,6 @@ from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import (
     age,
     goodput,
-    number,
     out,
     print_json,
     print_table,
@@ -27,6 +26,7 @@ from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
+from rolecall.spec.numbers import number
 
 _EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
 Follow = Annotated[

@@ -9,9 +9,10 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import age, err, out, print_json, print_table, size
+from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 from rolecall.spec.bounds import MAX_PRIORITY
+from rolecall.spec.numbers import size
 
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
