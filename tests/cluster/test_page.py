@@ -232,7 +232,9 @@ def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, clust
 
 def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster) -> None:
     visit(page, f"{cluster.url}/ui/submit")
-    page.locator("#params > div > .field").get_by_label(re.compile("^data")).select_option(index=1)
+    data = page.locator("#params > div > .field").get_by_label(re.compile("^data"))
+    expect(data.locator("option")).to_have_text(["choose", "data", "synthetic data"])
+    data.select_option(index=1)
     labels = page.locator("#request fieldset").filter(has=page.locator("legend", has_text=re.compile("^labels$")))
     rows, wrong = labels.locator(".pair"), labels.locator(".wrong:visible")
     for text in ("team", "team"):
