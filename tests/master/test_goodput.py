@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.goodput import MEANINGS, Goodput, Lifetime, Loss, goodput, goodput_of, past_of
+from rolecall.master.goodput import Goodput, Loss, goodput, lost, past_of
 from rolecall.master.history import History
 from rolecall.master.job_metrics import cause_of
 from rolecall.master.store import attempts
@@ -46,43 +46,30 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
     second = attempt(2, queued=130, started=140, first_step=160, ended=None)
     spent = TimeSpent(steps=80.0, checkpoint=10.0, evaluation=5.0, resumed=60.0)
     found = goodput(past_of([first], START), second, spent, created_at=START, until=at(200))
-    assert found.ratio == 80 / 170, "the pause does not count"
+    assert found.ratio == 80 / 200
     assert found.lost == {
         Loss.QUEUE: 20,
+        Loss.PAUSED: 30,
         Loss.START: 25,
         Loss.CHECKPOINT: 10,
         Loss.EVALUATION: 5,
         Loss.REPEATED: 25,
         Loss.OTHER: 5,
     }
-    assert sum(found.lost.values()) + spent.steps == 170
+    assert sum(found.lost.values()) + spent.steps == 200
 
 
 @pytest.mark.parametrize(
-    ("state", "queued_s", "waited_s"),
-    [
-        (JobState.QUEUED, 100, 50),  # restarted by the master
-        (JobState.QUEUED, 130, 20),  # resumed by the user
-        (JobState.PAUSED, 0, 0),
-        (JobState.PAUSED, 130, 0),  # resumed, and paused again
-        (JobState.CANCELLED, 100, 50),  # while it was queued
-        (JobState.CANCELLED, 0, 0),  # while it was paused
-    ],
+    ("state", "cause"),
+    [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED), (JobState.CANCELLED, Loss.QUEUE)],
 )
-def test_a_job_between_two_attempts_loses_its_time_unless_it_is_paused(
-    state: JobState, queued_s: float, waited_s: float
-) -> None:
+def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, cause: Loss) -> None:
     first = attempt(1, queued=0, started=10, first_step=15, ended=100)
-    spent, job = TimeSpent(steps=85.0), Lifetime(state, START, at(queued_s), at(150))
-    found = goodput_of([first], spent, job)
-    assert found.lost[Loss.QUEUE] == 10 + waited_s
-    assert sum(found.lost.values()) + spent.steps == 100 + waited_s
-    assert found.ratio == 85 / (100 + waited_s)
-    assert goodput_of([], spent, job).lost == {}
-
-
-def test_every_cause_is_explained() -> None:
-    assert set(MEANINGS) == set(Loss)
+    spent = TimeSpent(steps=85.0)
+    found = lost([first], spent, state, created_at=START, until=at(150))
+    assert found[cause] == 50 + (10 if cause is Loss.QUEUE else 0)
+    assert sum(found.values()) + spent.steps == 150
+    assert lost([], spent, state, created_at=START, until=at(150)) == {}
 
 
 async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +91,6 @@ async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(mo
             progress=Progress(spent=spent),
             result=None,
             created_at=START,
-            queued_at=stored[-1].queued_at,
             ended_at=at(ended_s),
         )
         return (await history.goodputs(cast(AsyncConnection, None), [], [job], at(ended_s)))["job"]
@@ -112,8 +98,9 @@ async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(mo
     assert (await found(TimeSpent(steps=85.0), 100)).ratio == 0.85
     stored.append(attempt(2, queued=150, started=150, first_step=155, ended=190))
     again = await found(TimeSpent(steps=100.0, resumed=85.0), 200)
-    assert again.ratio == 100 / (200 - 50 - 10), "it was paused when it was cancelled"
-    assert again.lost[Loss.QUEUE] == 10
+    assert again.ratio == 0.5
+    assert again.lost[Loss.QUEUE] == 10 + 10, "it was queued again when it was cancelled"
+    assert again.lost[Loss.PAUSED] == 50
 
 
 def test_an_attempt_without_a_step_was_all_start() -> None:

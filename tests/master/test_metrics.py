@@ -18,7 +18,7 @@ from rolecall.spec.access import Scope
 from rolecall.spec.job import Progress
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.report import TimeSpent
-from rolecall.spec.state import StopMode, WorkerState
+from rolecall.spec.state import WorkerState
 
 from .harness import (
     ONE_TRAINER,
@@ -155,47 +155,6 @@ async def test_declared_metrics_and_results_stay_for_an_hour(tmp_path: Path) -> 
         found = await scraped(client)
         for name in ("metric", "result", "state", "goodput_ratio", "lost_seconds"):
             assert by(found, f"rolecall_job_{name}", "job") == {}, name
-
-
-async def test_the_time_in_which_a_user_paused_a_job_does_not_count_in_its_goodput(tmp_path: Path) -> None:
-    """The list, the document and the metrics say the same."""
-    clock = ManualClock()
-
-    async def goodputs() -> tuple[float, float]:
-        listed = (await client.user("GET", "/jobs")).json()["jobs"]
-        return listed[0]["goodput"], (await client.job(job))["goodput"]
-
-    async with on_master(tmp_path, clock=clock) as client:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        await client.until(job, "running")
-        size = await node.progress(worker, line("first_step", step=1, at=clock.now()))
-        clock.advance(10)
-        await node.progress(worker, line("step", step=2, spent=TimeSpent(steps=8.0)), offset=size)
-        assert (await client.user("POST", f"/jobs/{job}/pause")).is_success
-        await node.workers(stop=StopMode.PAUSE)
-        await node.say(worker, WorkerState.STOPPED, exit_code=75)
-        await client.until(job, "paused")
-        before = pytest.approx((0.8, 0.8), abs=0.05)
-        assert await goodputs() == before
-        clock.advance(5)
-        assert await goodputs() == before
-        assert (await client.user("POST", f"/jobs/{job}/resume")).is_success
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        await client.until(job, "running")
-        assert await goodputs() == before
-        size = await node.progress(worker, line("first_step", step=3, at=clock.now()))
-        clock.advance(6)
-        spent = TimeSpent(steps=12.0, resumed=8.0)
-        await node.progress(worker, line("step", step=4, spent=spent), offset=size)
-        after = pytest.approx((0.75, 0.75), abs=0.05)
-        assert await goodputs() == after
-        found = await scraped(client)
-        assert by(found, "rolecall_job_goodput_ratio", "job") == {(job,): (await goodputs())[0]}
-        assert sum((await client.job(job))["lost_s"].values()) == pytest.approx(4, abs=0.5)
 
 
 async def test_only_the_newest_of_the_recently_ended_jobs_are_shown(

@@ -33,8 +33,6 @@ from rolecall.master.store import (
 )
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.listing import Selection
-from rolecall.master.store.records import Pauses
-from rolecall.master.store.schema import attempts as attempts_table
 from rolecall.master.store.schema import jobs as jobs_table
 from rolecall.master.store.schema import metadata
 from rolecall.spec.access import Limits, Scope, TokenRequest
@@ -97,28 +95,6 @@ async def place_and_fail(database: Database) -> None:
 async def _placed(connection: AsyncConnection) -> None:
     job = await jobs.add(connection, spec(), NOW)
     await attempts.begin(connection, job, PLAN, None, NOW)
-
-
-async def test_pauses_are_the_times_between_an_attempt_and_the_queue(database: Database) -> None:
-    def at(seconds: float) -> datetime:
-        return NOW + timedelta(seconds=seconds)
-
-    times = [
-        {"queued_at": at(3), "started_at": at(4), "ended_at": at(10)},  # paused in the queue for 3 s
-        {"queued_at": at(10), "started_at": at(12), "ended_at": at(20)},  # restarted by the master
-        {"queued_at": at(25.5), "started_at": at(26), "ended_at": at(30)},
-    ]
-    async with database.write() as connection:
-        await _placed(connection)
-        await connection.execute(attempts_table.delete())
-        for number, one in enumerate(times, start=1):
-            values = {"job": "toy-1", "number": number, "plan": PLAN, "state": JobState.PAUSED}
-            await connection.execute(attempts_table.insert().values(**values, **one))
-        await connection.execute(jobs_table.update().values(attempt=len(times)))
-        await jobs.add(connection, spec("toy-2"), NOW)
-    async with database.read() as connection:
-        assert await attempts.pauses(connection, ["toy-1", "toy-2"]) == {"toy-1": Pauses(3 + 5.5, at(30))}
-        assert await attempts.pauses(connection, []) == {}
 
 
 async def test_a_job_keeps_a_bounded_number_of_events(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

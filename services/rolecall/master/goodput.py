@@ -12,9 +12,10 @@ from rolecall.spec.state import JobState
 
 
 class Loss(StrEnum):
-    """The cause of a loss of a job's time. The time in which a user paused the job is none."""
+    """The cause of a loss of a job's time."""
 
     QUEUE = "queue"
+    PAUSED = "paused"
     START = "start"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
@@ -25,6 +26,7 @@ class Loss(StrEnum):
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         Loss.QUEUE: "The job waited for slots, for its turn, or for the end of its back-off.",
+        Loss.PAUSED: "The job was paused, or had ended before it was retried by hand.",
         Loss.START: "From the placement of an attempt to its first optimizer step.",
         Loss.CHECKPOINT: "Training stood still for a checkpoint.",
         Loss.EVALUATION: "Training stood still for an evaluation.",
@@ -41,7 +43,6 @@ class Past:
 
     queue: float = 0.0
     paused: float = 0.0
-    """Between an attempt and the queue: a user paused the job, or retried it by hand after its end."""
     start: float = 0.0
     run: float = 0.0
     """After the first steps."""
@@ -61,25 +62,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The share of the time since the submission, without pauses, that retained optimizer steps took.
-
-    Also the lost seconds, by cause.
-    """
+    """The share of the time since the submission that retained optimizer steps took, and the lost seconds."""
 
     ratio: float
     lost: dict[Loss, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """The times of a job that don't depend on its attempts."""
-
-    state: JobState
-    created_at: datetime
-    queued_at: datetime
-    """The time at which it was queued last."""
-    until: datetime
-    """Now, or its end."""
 
 
 def past_of(attempts: Sequence[AttemptSummary], created_at: datetime) -> Past:
@@ -99,38 +85,36 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
     run = whole.run - past.run
     lost = {
         Loss.QUEUE: whole.queue,
+        Loss.PAUSED: whole.paused,
         Loss.START: whole.start,
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
         Loss.REPEATED: max(0.0, past.run - spent.resumed),
         Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
     }
-    return Goodput(useful_share(spent, _seconds(created_at, until) - whole.paused), lost)
+    return Goodput(useful_share(spent, created_at=created_at, until=until), lost)
 
 
-def useful_share(spent: TimeSpent, seconds: float) -> float:
-    """The share of these seconds that retained optimizer steps took."""
-    return min(1.0, spent.steps / seconds) if seconds > 0 else 0.0
+def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> float:
+    """The share of the time from the submission to `until` that retained optimizer steps took."""
+    wall = _seconds(created_at, until)
+    return min(1.0, spent.steps / wall) if wall else 0.0
 
 
-def goodput_of(attempts: Sequence[AttemptSummary], spent: TimeSpent, job: Lifetime) -> Goodput:
-    """The goodput of a job now, or at its end. Without losses before the first attempt."""
+def lost(
+    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, until: datetime
+) -> dict[Loss, float]:
+    """The losses of a job in `state` by cause `until` now, or its end. Empty before the first attempt.
+
+    A job that is cancelled between two attempts has waited since the last one.
+    """
     if not attempts:
-        return Goodput(useful_share(spent, _seconds(job.created_at, job.until)), {})
+        return {}
     *before, last = attempts
-    end = last.ended_at or job.until
-    past = past_of(before, job.created_at)
-    lost = goodput(past, last, spent, created_at=job.created_at, until=end).lost
-    paused = paused_since(end, job)
-    lost[Loss.QUEUE] += _seconds(end, job.until) - paused
-    paused += past.then(last, job.created_at, end).paused
-    return Goodput(useful_share(spent, _seconds(job.created_at, job.until) - paused), lost)
-
-
-def paused_since(end: datetime, job: Lifetime) -> float:
-    """The seconds since the `end` of the last attempt in which the job was paused, or had ended, rather than queued."""
-    is_queued = job.queued_at >= end and job.state is not JobState.PAUSED
-    return _seconds(end, min(job.queued_at, job.until) if is_queued else job.until)
+    end = last.ended_at or until
+    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=end).lost
+    found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(end, until)
+    return found
 
 
 def _seconds(begin: datetime, end: datetime) -> float:

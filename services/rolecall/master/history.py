@@ -7,7 +7,7 @@ from itertools import groupby
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.goodput import Goodput, Lifetime, Past, goodput, goodput_of, past_of
+from rolecall.master.goodput import Goodput, Past, goodput, lost, past_of, useful_share
 from rolecall.master.store import attempts
 from rolecall.master.store.records import AttemptSummary, EndedJob, JobSummary
 from rolecall.spec.job import Progress
@@ -65,5 +65,6 @@ class History:
 
 
 def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:
-    lifetime = Lifetime(job.state, job.created_at, job.queued_at, job.ended_at)
-    return goodput_of(of_job, job.progress.spent or TimeSpent(), lifetime)
+    spent = job.progress.spent or TimeSpent()
+    found = lost(of_job, spent, job.state, created_at=job.created_at, until=job.ended_at)
+    return Goodput(useful_share(spent, created_at=job.created_at, until=job.ended_at), found)

@@ -123,11 +123,12 @@ def _placed(
 def _goodput(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
     workloads = found.workloads
     named = [([job, workloads[job]], one) for job, one in found.goodputs.items()]
-    about = "Share of the time since submission, without pauses, that went into retained optimizer steps."
+    about = "Share of the time since submission that went into retained optimizer steps."
     yield gauge("rolecall_job_goodput_ratio", about, _JOB, ((who, one.ratio) for who, one in named))
     lost = (([*who, cause.value], seconds) for who, one in named for cause, seconds in one.lost.items())
-    about = "Time that did not go into retained steps, without pauses, by cause."
-    yield gauge("rolecall_job_lost_seconds", about, [*_JOB, "cause"], lost)
+    yield gauge(
+        "rolecall_job_lost_seconds", "Time that did not go into retained steps, by cause.", [*_JOB, "cause"], lost
+    )
 
 
 def _times(found: JobMetrics) -> Iterator[GaugeMetricFamily]:

@@ -157,8 +157,8 @@ class JobOverview(Value):
     """Failed attempts since the submission or the last retry by hand."""
     progress: Progress
     goodput: float | None = None
-    """The share of the time since submission, without pauses, that went into retained optimizer steps; null if the
-    workload doesn't report it."""
+    """The share of the time since submission that went into retained optimizer steps; null if the workload doesn't
+    report it."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -176,9 +176,8 @@ class JobDocument(JobOverview):
     notify: ShownUrl | None = None
     """The host of its webhook."""
     lost_s: dict[str, float] | None = None
-    """The seconds that did not go into retained steps, by cause: `queue`, `start`, `checkpoint`, `evaluation`,
-    `repeated` (steps that a failed attempt lost) and `other`, such as the export of the model. Null if the workload
-    doesn't report it."""
+    """The seconds that did not go into retained steps, by cause: `queue`, `paused`, `start`, `checkpoint`,
+    `evaluation`, `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""

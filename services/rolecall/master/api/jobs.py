@@ -13,7 +13,7 @@ from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import Cursor, JobId, LabelFilter, merge_patch
 from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
-from rolecall.master.documents import detailed, job_document, job_overview, may_have_paused
+from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.field_errors import unknown
 from rolecall.master.job_changes import changes, check_label_count
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
@@ -80,13 +80,10 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         if workload and not (is_known or await listing.has_workload(connection, workload, seen_owner)):
             raise InvalidRequest([unknown("workload", "workload", workload, known)])
         labeled = await labels.of_jobs(connection, [job.id for job in found])
-        pauses = await attempts.pauses(connection, [job.id for job in found if may_have_paused(job)])
     shown, size = list[bytes](), 0
     for job in found:
         # The newest progress can be larger than the stored one, by whose size the page ends.
-        current = _current(master, job)
-        document = job_overview(job, labeled.get(job.id, {}), pauses.get(job.id), **current)
-        overview = document.model_dump_json().encode()
+        overview = job_overview(job, labeled.get(job.id, {}), **_current(master, job)).model_dump_json().encode()
         size += len(overview)
         if shown and size > listing.PAGE_BYTES:
             following = ListPlace.of(found[len(shown) - 1])

@@ -1,5 +1,4 @@
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -15,14 +14,13 @@ from rolecall.master.store.records import (
     AttemptSummary,
     Gang,
     JobSummary,
-    Pauses,
     UnreadableRow,
     member,
     read,
     readable,
 )
-from rolecall.master.store.schema import attempts, jobs
-from rolecall.master.store.types import Moment, Unreadable
+from rolecall.master.store.schema import attempts
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.state import JobState, StopMode
@@ -123,34 +121,6 @@ async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[Atte
     query = select(*_SUMMARY).where(attempts.c.job.in_(tuple(jobs))).order_by(attempts.c.job, attempts.c.number)
     rows = await connection.execute(query)
     return list(readable(rows, lambda row: _read(AttemptSummary, row), "attempt"))
-
-
-async def pauses(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Pauses]:
-    """The pauses of these jobs, without jobs that have no attempt."""
-    if not ids:
-        return {}
-    ended_before = func.lag(attempts.c.ended_at, type_=Moment).over(
-        partition_by=attempts.c.job, order_by=attempts.c.number
-    )
-    columns = (attempts.c.job, attempts.c.number, attempts.c.queued_at, attempts.c.ended_at)
-    tried = select(*columns, ended_before.label("ended_before")).where(attempts.c.job.in_(tuple(ids))).subquery()
-    idle_since = func.coalesce(tried.c.ended_before, jobs.c.created_at, type_=Moment)
-    is_last = tried.c.number == jobs.c.attempt
-    query = (
-        select(tried.c.job, is_last.label("is_last"), tried.c.queued_at, idle_since.label("since"), tried.c.ended_at)
-        .join(jobs, jobs.c.id == tried.c.job)
-        # A job that the master restarts is queued when its attempt ends, so that few of a thousand attempts are read.
-        .where(or_(is_last, tried.c.queued_at > idle_since))
-    )
-    seconds, last = defaultdict[str, float](float), dict[str, datetime | None]()
-    for row in await connection.execute(query):
-        times = (row.queued_at, row.since, row.ended_at)
-        if any(isinstance(one, Unreadable) for one in times):
-            continue
-        seconds[row.job] += max(0.0, (row.queued_at - row.since).total_seconds())
-        if row.is_last:
-            last[row.job] = row.ended_at
-    return {job: Pauses(seconds[job], ended_at) for job, ended_at in last.items()}
 
 
 async def lack_port(connection: AsyncConnection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:

@@ -149,7 +149,6 @@ class EndedJob:
     progress: Progress
     result: dict[str, Any] | None
     created_at: datetime
-    queued_at: datetime
     ended_at: datetime
 
 
@@ -169,16 +168,6 @@ class AttemptSummary:
     ended_at: datetime | None
     swept: bool = False
     """True if its unreferenced blobs are deleted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """The times in which a job neither waited for slots nor had them."""
-
-    seconds: float
-    """Before its last attempt."""
-    last_ended_at: datetime | None
-    """The end of its last attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
