@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.curve import plot, sparkline
 from rolecall.master import catalogue
 from rolecall.master.catalogue import schema_of
 from rolecall.spec.job import JobRequest
+from rolecall.spec.json_schema import chosen_params
 
 
 def test_a_rising_line_goes_from_the_bottom_left_to_the_top_right() -> None:

@@ -133,7 +133,7 @@ class FakeMaster:
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
 
-            do_POST = do_GET  # noqa: N815 - the library's name
+            do_POST = do_DELETE = do_GET  # noqa: N815 - the library's names
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -152,6 +152,8 @@ HEALTHY = {
     "GET /readyz": [(200, {"status": "ready", "volume": {"free": 1 << 40, "total": 1 << 40, "reserve": 1 << 30}})],
     "GET /openapi.json": [(200, {"info": {"version": __version__}})],
     "GET /findings": [(200, {"findings": []})],
+    "GET /jobs": [(200, {"jobs": [], "next_cursor": None})],
+    "DELETE /jobs/j1": [(204, None)],
     "GET /nodes": [(200, {"nodes": [alive(make_node("trainer-0", Role.TRAINER)).model_dump(mode="json")]})],
 }
 
@@ -164,7 +166,7 @@ def error_response(status: int, detail: str) -> list[tuple[int, Any]]:
 def job_as(state: str, **values: Any) -> dict[str, Any]:
     """The document of the preflight job."""
     nothing = dict.fromkeys(("reason", "waiting_for", "deadline_s", "result", "started_at", "ended_at"))
-    fixed = {"id": "j1", "name": "j", "workload": "preflight", "params": {}, "roles": {}, "priority": 0}
+    fixed = {"id": "j1", "name": "j", "workload": "preflight", "params": {"nodes": []}, "roles": {}, "priority": 0}
     fixed |= {"max_restarts": 0, "progress": {}, "attempts": [], "created_at": "2026-01-01T00:00:00Z"}
     return nothing | fixed | {"state": state} | values
 
@@ -309,6 +311,41 @@ def test_a_network_test_that_takes_too_long_is_cancelled_and_reported_with_its_r
     assert done.exit_code == 1
     assert findings[-1]["message"] == "the preflight job did not end within 0 s: waiting for a node"
     assert "POST /jobs/j1/cancel" in fake.calls
+    assert "DELETE /jobs/j1" in fake.calls, "it has no log"
+
+
+def test_a_network_test_that_failed_stays_with_its_log() -> None:
+    attempt = {"number": 1, "state": "failed", "cause": "it broke", "stop": None, "workers": []}
+    attempt |= {"started_at": "2026-01-01T00:00:00Z", "ended_at": "2026-01-01T00:00:01Z"}
+    answers = HEALTHY | {
+        "POST /jobs": [(201, job_as("queued"))],
+        "GET /jobs/j1": [(200, job_as("failed", reason="it broke", attempts=[attempt]))],
+        "GET /jobs/j1/events": [(200, {"events": []})],
+    }
+    with (fake := FakeMaster(answers)).serving() as url:
+        _, findings = doctor(URL | {"ROLECALL_URL": url})
+    assert findings[-1]["remedy"] == "see its log: rolecall logs j1; then delete it: rolecall delete j1"
+    assert "DELETE /jobs/j1" not in fake.calls
+
+
+def test_a_network_test_replaces_older_ones_of_its_nodes() -> None:
+    """The newest one stays, because the master reads the findings about a node from it."""
+    result = {"findings": []}
+    older, other = ("j0", ["a"]), ("j9", ["a", "c"])
+    listed = [job_as("succeeded", id=job) for job, _ in (older, other)]
+    answers = HEALTHY | {
+        "POST /jobs": [(201, job_as("queued"))],
+        "GET /jobs": [(200, {"jobs": listed, "next_cursor": None})],
+        "GET /jobs/j1": [(200, job_as("succeeded", result=result, params={"nodes": ["a", "b"]}))],
+        "GET /jobs/j1/events": [(200, {"events": []})],
+        "DELETE /jobs/j0": [(204, None)],
+    }
+    for job, on in (older, other):
+        answers[f"GET /jobs/{job}"] = [(200, job_as("succeeded", id=job, params={"nodes": on}))]
+    with (fake := FakeMaster(answers)).serving() as url:
+        code, _ = doctor(URL | {"ROLECALL_URL": url})
+    assert code == 0
+    assert [call for call in fake.calls if call.startswith("DELETE")] == ["DELETE /jobs/j0"]
 
 
 def test_a_healthy_cluster_has_no_errors(cluster: Cluster) -> None:
@@ -363,14 +400,23 @@ def test_nodes_can_be_selected_and_unknown_names_are_errors(cluster: Cluster) ->
     assert {finding["nodes"][0] for finding in findings if finding["check"] == "clock"} == {"trainer-0"}
 
 
-def test_ctrl_c_cancels_the_job(cluster: Cluster) -> None:
+def test_only_the_newest_job_stays(cluster: Cluster) -> None:
+    doctor(cluster.environment, "trainer-0", "trainer-1")
+    doctor(cluster.environment)
+    listed = cluster.client.get("/jobs", params={"workload": "preflight", "name": "rolecall doctor"}).json()["jobs"]
+    assert [job["state"] for job in listed] == ["succeeded"]
+    assert cluster.client.get("/nodes/trainer-0/preflight").json()["network"]["job"] == listed[0]["id"]
+
+
+def test_ctrl_c_cancels_and_deletes_the_job(cluster: Cluster) -> None:
     command = [*ROLECALL, "doctor"]
     with subprocess.Popen(command, env=cluster.environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
         job = process.stderr.readline().split()[-1]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-    cluster.wait_for(job, "cancelled", 40)
+        assert f"job {job} is cancelled and deleted" in process.stderr.read()
+    _await(lambda: cluster.client.get(f"/jobs/{job}").status_code == 404, 40)
 
 
 def test_a_lost_node_is_named_and_the_others_are_examined(start_cluster: Callable[..., Cluster]) -> None:

@@ -7,12 +7,14 @@ import json
 import re
 import zipfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from rich.console import Group
-from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
+from tests.master import harness
+from tests.master.harness import ONE_TRAINER, TOKEN, TOY, Client, failure, line, on_master, one_trainer
 from tests.master.test_series import job_with_full_streams
 
 from rolecall.cli.completion import job_ids, workload_names
@@ -21,10 +23,13 @@ from rolecall.cli.watch import _draw_to_end, drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
+from rolecall.master.catalogue import Catalogue
 from rolecall.spec.api import COORDINATES, WorkloadDocument
+from rolecall.spec.comparison import OTHER_WORKLOADS
 from rolecall.spec.job import JobOverview
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import JobState, WorkerState
+from rolecall.spec.workload import Params
 
 from .command import run, run_at
 
@@ -126,7 +131,7 @@ async def _metrics(master: Client, job: str) -> None:
     shown = [text.split() for text in (await run_at(master, "metrics", job)).out.splitlines()]
     assert shown[1:] == [
         ["loss", "trainer-0", "█▃▁", "3", "0.3333", "0.3333", "1"],
-        ["validation_auc", "trainer-0", "▅", "3", "0.75", "0.75", "0.75"],
+        ["validation_auc", "trainer-0", "▅", "3", "0.7500", "0.7500", "0.7500"],
     ]
     rows = list(csv.DictReader(io.StringIO((await run_at(master, "metrics", job, "--csv")).out)))
     assert [(row["step"], row["loss"], row["role"]) for row in rows][:2] == [
@@ -178,6 +183,8 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert ["validation_auc", "0.5000", "0.7500"] in shown
     assert ["test_auc", "0.5000", "-"] in shown
     assert (await run_at(master, "compare", first)).code == 2
+    twice = await run_at(master, "compare", first, second, first)
+    assert (twice.code, twice.err) == (2, f"rolecall: job {first} is given twice; compare needs different jobs\n")
 
 
 async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -> None:
@@ -194,9 +201,54 @@ async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
     ]
     same = (await run_at(master, "compare", first, second)).out.splitlines()
     assert same[0] == "the jobs have the same state, name, workload, roles and parameters"
-    assert same[2].split() == ["METRIC", first, second]
+    assert same[2:] == ["none of the jobs has metrics"]
     shown = [text.split() for text in (await run_at(master, "compare", first, other)).out.splitlines()]
     assert shown[:3] == [["DIFFERENCE", first, other], ["steps", "3", "5"], []]
+
+
+class OtherParams(Params):
+    """Parameters of which one has the name of another workload's."""
+
+    steps: int = 10
+    size: int = 1
+    texture: str = "rough"
+
+
+async def test_a_comparison_of_different_workloads_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(TOY, name="other", params=OtherParams)
+    monkeypatch.setattr(harness, "CATALOGUE", Catalogue({"toy": TOY, "other": other}))
+    async with on_master(tmp_path) as master:
+        first = (await master.submit())["id"]
+        second = (await master.submit(workload="other", params={"size": 3}))["id"]
+        shown = (await run_at(master, "compare", first, second)).out.splitlines()
+        page = (await master.user("GET", f"/ui/compare?job={first}&job={second}")).text
+    assert shown[:2] == [OTHER_WORKLOADS, ""]
+    assert [text.split()[0] for text in shown[3:5]] == ["workload", "size"]
+    assert shown[5] == ""
+    assert OTHER_WORKLOADS in page
+    assert "size" in page
+    assert "texture" not in page
+
+
+async def test_a_line_replaces_a_table_without_rows(master: Client) -> None:
+    async def said(*command: str) -> str:
+        return (await run_at(master, *command)).out
+
+    assert await said("jobs") == "no jobs\n"
+    assert await said("jobs", "--state", "failed") == "no jobs meet the conditions\n"
+    assert await said("nodes") == "no node has registered\n"
+    assert (await said("top", "--once")).splitlines()[2:] == ["no node has registered", "", "no job runs or waits"]
+    assert await said("prune", "--older-than", "30d", "--dry-run") == "no job ended before that time\n"
+    assert await said("audit", "--after", "999999") == "the audit log has no such entries\n"
+    job, other = [(await master.submit())["id"] for _ in range(2)]
+    for ending in (" yet", ""):
+        for what in ("checkpoints", "artifacts", "metrics"):
+            assert await said(what, job) == f"job {job} has no {what}{ending}\n"
+        download = await run_at(master, "checkpoints", job, "--download")
+        assert (download.code, download.err) == (4, f"rolecall: job {job} has no checkpoints{ending}\n")
+        assert (f"No files{ending}." in (await master.user("GET", f"/ui/jobs/{job}")).text) is True
+        await master.user("POST", f"/jobs/{job}/cancel")
+    assert (await said("compare", job, other)).splitlines()[-1] == "none of the jobs has metrics"
 
 
 async def _logs(master: Client, job: str) -> None:

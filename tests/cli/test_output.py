@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
-from rolecall.cli import follow, metrics
+from rolecall.cli import follow, metrics, output
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
 from rolecall.spec.api import MetricDocument
@@ -66,10 +66,25 @@ def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
     )
 
 
+def test_a_long_value_continues_below_itself_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/a" * 40
+    values = [("[bold]job[/]", "toy-1"), ("data.train", path), ("note", "[dim]one[/] two")]
+    shown: dict[int, list[str]] = {}
+    for columns in (40, _UNBOUNDED):
+        sent = StringIO()
+        monkeypatch.setattr(output, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=columns))
+        output.print_values(values, indent=2)
+        shown[columns] = [line.rstrip() for line in sent.getvalue().splitlines()]
+    assert shown[_UNBOUNDED] == ["  job         toy-1", f"  data.train  {path}", "  note        one two"]
+    assert max(map(len, shown[40])) == 40
+    assert [line[:14].strip() for line in shown[40]] == ["job", "data.train", "", "", "", "note"]
+    assert "".join(line[14:] for line in shown[40][1:-1]) == path
+
+
 def test_the_greatest_loss_of_time_is_shown_first() -> None:
-    lost = {"queue": 70.0, "start": 5.0, "checkpoint": 0.0, "repeated": 130.0}
+    lost = {"queue": 70.0, "start": 5.0, "checkpoint": 0.0, "repeated": 130.0, "other": 4.0}
     document = JobDocument.model_construct(goodput=0.42, lost_s=lost)
-    assert goodput(document) == "42% (lost to repeated 2m10s, queue 1m10s, start 5s)"
+    assert goodput(document) == "42% (lost to repeated steps 2m10s, queue 1m10s, start 5s, exports and other work 4s)"
     assert not goodput(JobDocument.model_construct(goodput=None, lost_s=None))
 
 
@@ -83,7 +98,7 @@ def test_the_greatest_loss_of_time_is_shown_first() -> None:
             "step 9, loss 0.5000, validation_auc 0.9000 (↑ is better), validation_accuracy 0.8000 (↑ is better)",
         ),
         ("rnn-lm", {"validation_perplexity": 120.0}, "step 9, loss 0.5000, validation_perplexity 120 (↓ is better)"),
-        ("reinforce", {"kl": 0.1, "episode_return": 21.5}, "step 9, loss 0.5000, episode_return 21.5 (↑ is better)"),
+        ("reinforce", {"kl": 0.1, "episode_return": 21.5}, "step 9, loss 0.5000, episode_return 21.50 (↑ is better)"),
     ],
 )
 def test_progress_has_the_main_scores(workload: str, metrics: dict[str, float], expected: str) -> None:
@@ -201,4 +216,4 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.5000, validation_loss 4.1948 ↓, 4s left"
+    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, validation_loss 4.195 ↓, 4s left"

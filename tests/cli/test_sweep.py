@@ -107,6 +107,9 @@ def test_what_can_be_known_before_the_first_job_is_refused_before_it(
     code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_sizes=64,32")
     assert (code, table) == (2, "")
     assert "did you mean 'batch_size'?" in errors
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.seed=1", "--metric", "validation_acu")
+    assert (code, table) == (2, "")
+    assert "did you mean 'validation_auc'?" in errors
     plot = tmp_path / "none/plot.svg"
     code, table, errors = run(cluster, tiny_job(rows), "--set", "params.seed=1", "--plot", str(plot))
     assert (code, table) == (2, "")

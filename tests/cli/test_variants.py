@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.variants import Variant, best, chart, direction, metrics, variants
+from rolecall.cli.variants import Variant, best, chart, check_metric, direction, metrics, variants
 from rolecall.client.chart import Point, svg
-from rolecall.spec.api import MetricDocument
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.metric import EVALUATED, Metric
 
@@ -103,6 +103,31 @@ def test_the_direction_of_a_metric_is_the_one_that_the_workloads_declare() -> No
         Metric("loss", "Loss.", direction="higher", splits=EVALUATED), from_attributes=True
     )
     assert direction([*DECLARED, other], "test_loss") is None, "two workloads declare different ones"
+
+
+def workload(metrics: list[MetricDocument]) -> WorkloadDocument:
+    return WorkloadDocument(name="w", summary="", roles={}, params={}, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("test_acu", "--metric test_acu: w declares no metric 'test_acu'; did you mean 'test_auc'? valid: observer_"),
+        ("zzz", "'zzz'; valid: observer_{index}_return, start_s, steps, test_auc, test_loss, validation_auc, valid"),
+        ("observer_x_return", "did you mean 'observer_{index}_return'?"),
+    ],
+)
+def test_a_metric_that_the_workload_does_not_declare_is_refused(metric: str, said: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        check_metric(metric, workload(DECLARED))
+    assert caught.value.code is Exit.USAGE
+    assert said in str(caught.value)
+
+
+def test_a_metric_that_a_job_can_have_is_accepted() -> None:
+    for metric in ("test_auc", "observer_3_return", "start_s"):
+        check_metric(metric, workload(DECLARED))
+    check_metric("anything", workload([]))
 
 
 def test_the_best_variants_have_the_best_mean_of_those_with_a_value() -> None:

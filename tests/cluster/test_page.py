@@ -232,7 +232,9 @@ def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, clust
 
 def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster) -> None:
     visit(page, f"{cluster.url}/ui/submit")
-    page.locator("#params > div > .field").get_by_label(re.compile("^data")).select_option(index=1)
+    data = page.locator("#params > div > .field").get_by_label(re.compile("^data"))
+    expect(data.locator("option")).to_have_text(["choose", "data", "synthetic data"])
+    data.select_option(index=1)
     labels = page.locator("#request fieldset").filter(has=page.locator("legend", has_text=re.compile("^labels$")))
     rows, wrong = labels.locator(".pair"), labels.locator(".wrong:visible")
     for text in ("team", "team"):
@@ -592,6 +594,7 @@ def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> N
     answers[0] = {"json": {"series": []}}
     expect(note).to_have_text("No values have been reported yet.")
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    expect(note).to_have_text("No values have been reported.")
 
 
 def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster: Cluster) -> None:

@@ -43,6 +43,8 @@ NOBODY: set[Scope] = set()  # open to the attempt's own token, or to all
 OPEN = {("GET", "/healthz"), ("GET", "/ui/login"), ("POST", "/ui/login"), ("GET", "/ui/static/{path:path}")}
 ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/"): USERS,
+    ("GET", "/ui"): USERS,
+    ("GET", "/ui/jobs"): USERS,
     ("GET", "/ui/overview"): USERS,
     ("GET", "/ui/submit"): USERS,
     ("GET", "/ui/compare"): USERS,
@@ -172,7 +174,7 @@ async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Cl
                 assert answer.status_code == 404, "the job is another's"
         for wrong in (None, "rc_wrong"):
             answer = await client.call(wrong, method, where)
-            if wrong is None and method == "GET" and (path == "/" or path.startswith("/ui/")):
+            if wrong is None and (path == "/" or path.startswith("/ui")):
                 assert answer.headers["location"].startswith("/ui/login"), "browsers log in"
                 continue
             assert answer.status_code == 401, (wrong, method, path, answer.text)

@@ -59,6 +59,8 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"steps": 3}, "steps", "no field 'steps'; the workload's parameters belong in 'params'", "priority"),
     ({"deadline_s": -1}, "deadline_s", "greater than 0", "number > 0"),
     ({"name": "a\0b"}, "name", "can't be printed", "printable"),
+    ({"name": "\u3164"}, "name", "can't be printed", "printable"),
+    ({"name": "   "}, "name", "it shows nothing", "or no name"),
 ]
 
 

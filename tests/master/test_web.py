@@ -15,7 +15,7 @@ from tests.security.certificates import make_ca, sign
 from rolecall.master.sessions import cookie_name
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable
 from rolecall.master.store import events
-from rolecall.master.web import pages
+from rolecall.master.web import pages, render
 from rolecall.spec.access import Scope
 from rolecall.spec.api import RETENTION
 from rolecall.spec.report import TimeSpent
@@ -247,6 +247,26 @@ async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Pat
         assert (await client.http.get(f"/ui/static/{path}")).status_code in {303, 401, 404}, path
 
 
+async def test_a_checkout_without_the_libraries_of_the_page_says_how_to_get_them(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static/style.css").write_text("a {}")
+    for module in (pages, render):
+        monkeypatch.setattr(module, "STATIC", tmp_path / "static")
+    for cached in (pages._static_files, render.lacks_libraries):
+        cached.cache_clear()
+    try:
+        missing = await client.http.get("/ui/static/vendor/htmx.min.js")
+        style = await client.http.get("/ui/static/style.css")
+        form = await client.http.get("/ui/login")
+    finally:
+        for cached in (pages._static_files, render.lacks_libraries):
+            cached.cache_clear()
+    assert (missing.status_code, "Run `make setup`" in missing.text) == (404, True)
+    assert (style.status_code, "Run `make setup`" in form.text) == (200, True)
+
+
 async def test_a_comparison_shows_a_bounded_number_of_differences(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +289,8 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
         ("/?state=lost", 422, "&#39;lost&#39; is not a valid value; valid: queued, "),
         ("/ui/jobs/toy-none", 404, "toy-none"),
         ("/ui/nope", 404, "/ui/nope"),
-        ("/ui/compare?id=toy-1", 422, "id&#39;; valid: job<"),
+        ("/ui/compare?id=toy-1", 422, "id&#39;; valid: job.<"),
+        ("/ui/submit/", 404, "did you mean /ui/submit?"),
     ],
 )
 async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str, status: int, said: str) -> None:
@@ -278,6 +299,60 @@ async def test_errors_of_pages_are_pages_with_the_menu(client: Client, path: str
     assert answer.headers["content-type"].startswith("text/html")
     assert said in answer.text
     assert '<nav aria-label="Pages">' in answer.text
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+async def test_a_browser_gets_errors_of_pages_and_unknown_addresses_in_its_own_words(client: Client) -> None:
+    session = await session_of(client)
+    for path, said in (("/nope", "There is nothing at /nope."), ("/ui/jobs/toy-none", "There is no job &#39;toy-none")):
+        shown = await client.http.get(path, headers=session | BROWSER)
+        assert (shown.status_code, said in shown.text) == (404, True), shown.text
+        assert "rolecall " not in shown.text
+        assert "GET" not in shown.text
+    assert (await client.user("GET", "/nope")).headers["content-type"] == "application/problem+json"
+    for headers in (session, session | BROWSER | {"HX-Request": "true"}):
+        answer = await client.http.get("/nope", headers=headers)
+        assert answer.headers["content-type"] == "application/problem+json"
+    answer = await client.http.get("/jobs/toy-none", headers=session | BROWSER)
+    assert answer.headers["content-type"] == "application/problem+json", "the API answers as it is documented"
+    led = await client.http.get("/nope", headers=BROWSER)
+    assert (led.status_code, led.headers["location"]) == (303, "/ui/login?next=/nope")
+    docs = await client.http.get("/docs", headers=BROWSER)
+    assert (docs.status_code, docs.headers["www-authenticate"][:5]) == (401, "Basic")
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/jobs"])
+async def test_addresses_that_users_guess_lead_to_the_overview(client: Client, path: str) -> None:
+    answer = await client.http.get(path, headers=await session_of(client))
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+
+
+async def test_a_form_that_is_sent_without_a_session_leads_to_the_log_in(client: Client) -> None:
+    for path in ("/", "/ui/logout", "/ui/submit"):
+        answer = await client.http.post(path, data={"a": "b"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login?next=/")
+        assert answer.headers["connection"] == "close", "the body is not read"
+    assert (await client.http.post("/jobs", json={}, headers=BROWSER)).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example/x", "evil.example?"])
+async def test_no_answer_leads_to_the_host_that_the_client_names(client: Client, host: str) -> None:
+    session = await session_of(client)
+    for path in ("/jobs/", "/ui/submit/", "/%2Fevil.example/", "/ui/", "/nodes/"):
+        answer = await client.http.get(path, headers=session | {"Host": host})
+        assert answer.status_code == 404, path
+        assert "evil.example" not in answer.headers.get("location", "")
+    led = await client.http.get("/ui/compare?job=a", headers={"Host": host})
+    assert led.headers["location"] == "/ui/login?next=/ui/compare%3Fjob%3Da"
+
+
+async def test_an_address_with_a_slash_too_many_is_corrected(client: Client) -> None:
+    answer = await client.user("GET", "/jobs/")
+    assert answer.json()["detail"] == "there is nothing at /jobs/; did you mean /jobs? GET /docs lists the routes"
+    answer = await client.user("GET", "/nope/")
+    assert answer.json()["detail"] == "there is nothing at /nope/; GET /docs lists the routes"
 
 
 def raising(error: Exception) -> Callable[..., None]:
@@ -304,7 +379,7 @@ async def test_a_page_with_a_defect_is_a_page_that_no_one_may_store(
     monkeypatch.setattr(pages, "cluster_view", raising(RuntimeError("a defect")))
     answer = await client.http.get("/", headers=await session_of(client))
     assert (answer.status_code, answer.headers.get("Cache-Control")) == (500, "no-store")
-    assert "the master has a defect" in answer.text
+    assert "The master has a defect" in answer.text
 
 
 async def test_a_page_of_a_master_that_loses_its_leadership_is_a_page_without_a_menu(
@@ -320,7 +395,7 @@ async def test_a_page_of_a_master_that_loses_its_leadership_is_a_page_without_a_
     answer = await client.http.get("/", headers=await session_of(client))
     monkeypatch.undo()
     assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (503, "text/html")
-    assert "another master leads" in answer.text
+    assert "Another master leads" in answer.text
     assert '<nav aria-label="Pages">' not in answer.text
 
 

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from rolecall.master.web import format as texts
 from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, folded, readable
 from rolecall.spec.api import Event, MetricDocument, WorkloadDocument
@@ -61,6 +63,23 @@ def test_numbers_and_times_are_short() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        ("there is no job 'x'; `rolecall jobs` lists them", "There is no job 'x'."),
+        (
+            "there is nothing at /a/; did you mean /a? GET /docs lists the routes",
+            "There is nothing at /a/; did you mean /a?",
+        ),
+        ("job x is running; cancel it first, or add --force (?force=true)", "Job x is running."),
+        ("'lost' is not valid; valid: queued, failed", "'lost' is not valid; valid: queued, failed."),
+        ("The master answers again soon.", "The master answers again soon."),
+    ],
+)
+def test_an_error_on_a_page_says_what_helps_in_a_browser(detail: str, shown: str) -> None:
+    assert texts.for_browser(detail) == shown
+
+
 def test_a_role_s_slots_are_those_of_live_nodes() -> None:
     worker = Occupant(job=None, role=Role.TRAINER, role_rank=0, state=WorkerState.RUNNING)
     nodes = [
@@ -84,13 +103,13 @@ def test_only_fields_that_differ_are_compared() -> None:
             result={"auc": 0.9},
         ),
     ]
-    rows = differences(jobs)
+    rows = differences(jobs, {})
     assert Row("params.lr", ["0.1", "0.2"]) in rows
     assert Row("params.data.test", ["t", None]) in rows
     assert Row("result.auc", [None, "0.9"]) in rows
     assert Row("resources.trainer.threads", [None, "4"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
-    assert differences(jobs[:1]) == []
+    assert differences(jobs[:1], {}) == []
 
 
 def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
@@ -120,6 +139,6 @@ def test_the_declaration_of_a_reported_name_is_found_also_by_its_index() -> None
 
 def test_results_are_short_and_parameters_exact() -> None:
     result = readable(Row("result.test_auc", ["0.92300001", None, '"0.5 or so"', "NaN", "12345.6", "not JSON"]))
-    assert result.values == ["0.923", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
+    assert result.values == ["0.9230", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
     params = Row("params.optimizer.lr", ["0.00123456789", None])
     assert readable(params) == params

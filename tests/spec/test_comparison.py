@@ -1,6 +1,40 @@
 """The differences of jobs."""
 
-from rolecall.spec.comparison import leaves
+from typing import Any
+
+from rolecall.spec.comparison import differences, leaves
+from rolecall.spec.job import JobDocument
+
+
+def job(workload: str, **params: Any) -> JobDocument:
+    return JobDocument.model_construct(workload=workload, roles={}, resources={}, params=params, result=None)
+
+
+NOTHING, ZERO = {"default": None}, {"default": 0}
+STOP = {"default": None, "properties": {"after": {"default": 3}}}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "a": {"properties": {"size": NOTHING, "own": NOTHING, "unset": NOTHING, "stop": STOP, "lr": {"default": 1}}},
+    "b": {"properties": {"size": ZERO, "other": ZERO, "lr": ZERO}},
+}
+
+
+def test_of_different_workloads_only_what_was_set_or_can_be_compared_is_listed() -> None:
+    first = job("a", size=None, own=4, unset=None, stop={"after": 3}, lr=1)
+    found = differences([first, job("b", size=0, other=0, lr=0)], SCHEMAS)
+    assert [(row.name, row.values) for row in found] == [
+        ("workload", ["a", "b"]),
+        ("params.size", ["null", "0"]),
+        ("params.own", ["4", None]),
+        ("params.stop.after", ["3", None]),  # It was set to an object, all of whose values are defaults.
+        ("params.lr", ["1", "0"]),
+    ]
+    gone = differences([first, job("c", size=0, other=0)], SCHEMAS)
+    assert "params.other" in {row.name for row in gone}, "its defaults are unknown"
+
+
+def test_of_one_workload_everything_that_differs_is_listed() -> None:
+    found = differences([job("a", size=None, own=None), job("a", size=1)], SCHEMAS)
+    assert {row.name: row.values for row in found} == {"params.size": ["null", "1"], "params.own": ["null", None]}
 
 
 def test_nested_values_have_paths() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from rolecall.spec.visible import listed, one_line, visible, visible_log
+from rolecall.spec.visible import is_blank, is_printable, listed, one_line, visible, visible_log
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,23 @@ def test_control_characters_are_escaped(given: str, shown: str, in_log: str) -> 
     assert visible(given) == shown
     assert visible_log(given) == in_log
     assert "\n" not in one_line(given)
+
+
+@pytest.mark.parametrize("blank", "\u115f\u1160\u17b4\u2800\u3164\uffa0\u034f\u00ad\u200b\u200d\u00a0\u202e")
+def test_characters_that_show_nothing_are_not_printable(blank: str) -> None:
+    assert not is_printable(f"a{blank}b")
+    assert not is_printable(blank)
+
+
+@pytest.mark.parametrize("name", ["run 3", "한국어", "é", "e\u0301", "⚙\ufe0f", "—", "日本", "🚀"])
+def test_names_in_any_language_are_printable_and_not_blank(name: str) -> None:
+    assert is_printable(name)
+    assert not is_blank(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "\ufe0f", " \u0301 "])
+def test_a_text_of_spaces_and_marks_is_blank(name: str) -> None:
+    assert is_blank(name)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import print_json, print_table, print_written
+from rolecall.cli.output import none_of, print_json, print_table, print_written
 
 _DIGEST_CHARS = 12
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
@@ -29,5 +29,6 @@ def artifacts(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
             return
+        empty = "" if found else none_of("artifacts", client.job(job))
     rows = [(one.name, str(one.size), one.sha256) for one in found]
-    print_table(("NAME", "BYTES", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS})
+    print_table(("NAME", "BYTES", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS}, empty=empty)

@@ -33,4 +33,4 @@ def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url =
         for entry in found
     ]
     headings = ("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS")
-    print_table(headings, rows)
+    print_table(headings, rows, empty="the audit log has no such entries")

@@ -7,8 +7,9 @@ import typer
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, print_json, print_table, print_written, size
+from rolecall.cli.output import age, none_of, print_json, print_table, print_written
 from rolecall.spec.api import Checkpoint
+from rolecall.spec.numbers import size
 
 Download = Annotated[bool, typer.Option("--download", help="Download the newest checkpoint as a ZIP archive.")]
 Step = Annotated[int | None, typer.Option("--step", min=0, help="With --download: the checkpoint of this step.")]
@@ -33,19 +34,19 @@ def checkpoints(  # noqa: PLR0917 - the command line is the signature
         found, raw = client.checkpoints(job), client.raw
         if download:
             if step is None and not found:
-                raise CommandError(Exit.NOT_FOUND, f"job {job} has no checkpoint yet")
+                raise CommandError(Exit.NOT_FOUND, none_of("checkpoints", client.job(job)))
             chosen = found[0].manifest.step if step is None else step
             path = output or Path(f"{Path(job).name}-step-{chosen}.zip")
             client.download_checkpoint(job, chosen, path)
             print_json({"step": chosen, "path": str(path)}) if json else print_written(path)
             return
-    if json:
-        print_json(raw)
-    else:
-        print_checkpoints(found)
+        if json:
+            print_json(raw)
+            return
+        print_checkpoints(found, "" if found else none_of("checkpoints", client.job(job)))
 
 
-def print_checkpoints(found: list[Checkpoint]) -> None:
+def print_checkpoints(found: list[Checkpoint], empty: str = "") -> None:
     rows = [
         (
             str(one.manifest.step),
@@ -57,4 +58,4 @@ def print_checkpoints(found: list[Checkpoint]) -> None:
         )
         for one in found
     ]
-    print_table(("STEP", "ATTEMPT", "PARTS", "SIZE", "CREATED", "KEPT"), rows)
+    print_table(("STEP", "ATTEMPT", "PARTS", "SIZE", "CREATED", "KEPT"), rows, empty=empty)

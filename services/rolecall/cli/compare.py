@@ -1,7 +1,8 @@
 """`rolecall compare`: the parameters and results in which jobs differ."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -9,10 +10,12 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import cut, number, out, print_json, print_table, state
+from rolecall.cli.output import cut, out, print_json, print_table, state
 from rolecall.cli.variants import metrics
-from rolecall.spec.comparison import differences
+from rolecall.client import Client, UnknownName
+from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
+from rolecall.spec.numbers import number
 
 _RESULT = "result."
 _CHARS = 60
@@ -27,9 +30,13 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     """Show in what jobs differ (state, name, workload, roles, parameters), and all final metrics side by side."""
     if len(jobs) < 2:
         raise CommandError(Exit.USAGE, "compare needs the ids of two or more jobs, from `rolecall jobs`")
+    if again := [job for job in jobs if jobs.count(job) > 1]:
+        raise CommandError(Exit.USAGE, f"job {again[0]} is given twice; compare needs different jobs")
     with connect(url, token) as client:
         found = [client.job(job) for job in jobs]
-    fields = [(row.name, row.values) for row in differences(found) if not row.name.startswith(_RESULT)]
+        schemas = {} if have_one_workload(found) else _schemas(client, found)
+    rows = differences(found, schemas)
+    fields = [(row.name, row.values) for row in rows if not row.name.startswith(_RESULT)]
     scores = [metrics(job) for job in found]
     names = list(dict.fromkeys(name for one in scores for name in one))
     if json:
@@ -42,13 +49,25 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         )
         return
     ids = [escape(job.id) for job in found]
+    if not have_one_workload(found):
+        out.print(OTHER_WORKLOADS)
+        out.print()
     if rows := list(_rows(fields, found)):
         print_table(("DIFFERENCE", *ids), rows)
     else:
         out.print("the jobs have the same state, name, workload, roles and parameters")
     out.print()
     rows = [(escape(name), *(number(one[name]) if name in one else "-" for one in scores)) for name in names]
-    print_table(("METRIC", *ids), rows)
+    print_table(("METRIC", *ids), rows, empty="none of the jobs has metrics")
+
+
+def _schemas(client: Client, jobs: Sequence[JobDocument]) -> dict[str, Mapping[str, Any]]:
+    """The parameters of the workloads that are still installed."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in {job.workload for job in jobs}:
+        with suppress(UnknownName):
+            found[name] = client.workload(name).params
+    return found
 
 
 def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDocument]) -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rolecall.spec.numbers import number
+
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _EMPTY = 0x2800
 _BARS = "▁▂▃▄▅▆▇█"
@@ -18,13 +20,14 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int) -> list
     finite = sorted((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
     if not finite:
         return ["no values yet"]
-    columns = max(_MIN_WIDTH, width - _LABEL - 2)
     low, high = min(y for _, y in finite), max(y for _, y in finite)
+    room = max(_LABEL, len(number(low)), len(number(high)))
+    columns = max(_MIN_WIDTH, width - room - 2)
     rows = _rows(_levels(finite, columns * 2, low, high, height * 4), columns, height)
-    labels = {0: short(high), height - 1: short(low)} if high > low else {height // 2: short(high)}
+    labels = {0: number(high), height - 1: number(low)} if high > low else {height // 2: number(high)}
     first, last = f"{finite[0][0]:g}", f"{finite[-1][0]:g}"
     axis = first if len(finite) == 1 else f"{first}{last:>{columns - len(first)}}"
-    return [f"{labels.get(at, ''):>{_LABEL}} ┤{row}" for at, row in enumerate(rows)] + [f"{'step':>{_LABEL}}  {axis}"]
+    return [f"{labels.get(at, ''):>{room}} ┤{row}" for at, row in enumerate(rows)] + [f"{'step':>{room}}  {axis}"]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -37,11 +40,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [math.fsum(value / len(part) for value in part) for part in parts]
     low, high = min(means), max(means)
     return "".join(_BARS[_level(mean, low, high, len(_BARS))] for mean in means)
-
-
-def short(value: float) -> str:
-    """A number with four significant digits, such as `0.0001234` or `12,340`."""
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _levels(points: Sequence[tuple[float, float]], columns: int, low: float, high: float, rows: int) -> list[range]:

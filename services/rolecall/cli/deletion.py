@@ -12,9 +12,10 @@ from rich.markup import escape
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import Exit, exit_code
 from rolecall.cli.options import Json, Token, Url, connect, parse_age
-from rolecall.cli.output import age, err, out, print_json, print_table, size
+from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.client import Refused, UnknownName
 from rolecall.spec.api import PruneSummary
+from rolecall.spec.numbers import size
 from rolecall.spec.state import JobState
 
 
@@ -96,8 +97,9 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             rows = [
                 (job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs
             ]
-            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
-            out.print(f"{_summary(found)} in total")
+            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows, empty="no job ended before that time")
+            if rows:
+                out.print(f"{_summary(found)} in total")
         if dry_run or not found.jobs:
             return
         if not yes:

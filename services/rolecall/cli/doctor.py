@@ -4,6 +4,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from json import dumps
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -15,19 +16,21 @@ from rich.markup import escape
 from rolecall import __version__
 from rolecall.cli.exits import Exit
 from rolecall.cli.options import CLEAR_TEXT, CLEAR_TEXT_REMEDY, Token, Url
-from rolecall.cli.output import err, out, print_json, print_table, size
+from rolecall.cli.output import err, out, print_json, print_table
 from rolecall.client import Client, ClientError, Unauthorized, UnknownName, Unreachable
 from rolecall.client.connection import Connection, find
 from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
+from rolecall.spec.numbers import size
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0
 """Seconds after which the preflight job is cancelled."""
 _POLL_S = 0.2
 _MAX_NAMES = 2
+_JOB_NAME = "rolecall doctor"
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 _FINDINGS: TypeAdapter[list[NodeFinding]] = TypeAdapter(list[NodeFinding])
 _HERE, _MASTER = "this shell", "the master"
@@ -184,23 +187,46 @@ def _liveness(node: NodeDocument) -> NodeFinding:
 
 
 def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
-    """Check the network with a `preflight` job, which Ctrl-C or the timeout cancels."""
-    request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
+    """Check the network with a `preflight` job, which Ctrl-C or the timeout cancels.
+
+    The job stays only if someone needs it: for its log, or because the nodes' findings are read from its result.
+    """
+    request = {"workload": "preflight", "name": _JOB_NAME, "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
         err.print(f"[dim]testing the network between {len(nodes)} node{'s' * (len(nodes) != 1)}: job {job.id}[/]")
         document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
-        client.act(job.id, "cancel")
-        err.print(f"job {job.id} is cancelled")
+        client.delete(job.id, force=True)
+        err.print(f"job {job.id} is cancelled and deleted")
         raise
     if document.state is JobState.SUCCEEDED and document.result:
+        _delete_replaced(client, document)
         yield from _FINDINGS.validate_python(document.result.get("findings", ()))
+        return
+    if document.attempts:
+        remedy = f"see its log: rolecall logs {job.id}; then delete it: rolecall delete {job.id}"
     else:
-        remedy = f"see its log: rolecall logs {job.id}"
-        yield NodeFinding(
-            nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_outcome(document), remedy=remedy
-        )
+        client.delete(job.id, force=True)
+        remedy = "`rolecall nodes` shows the state of the nodes; then run `rolecall doctor` again"
+    yield NodeFinding(
+        nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_outcome(document), remedy=remedy
+    )
+
+
+def _delete_replaced(client: Client, newest: JobDocument) -> None:
+    """Delete the token's older jobs of this command whose nodes `newest` has examined again."""
+    # They disturb nobody but the reader of a list of jobs, so that an error is none of this command.
+    with suppress(ClientError):
+        for one in client.jobs(
+            workload=newest.workload,
+            name=_JOB_NAME,
+            owner=newest.owner,
+            state=JobState.SUCCEEDED.value,
+            created_before=newest.created_at.isoformat(),
+        ):
+            if set(client.job(one.id).params["nodes"]) <= set(newest.params["nodes"]):
+                client.delete(one.id, force=False)
 
 
 def _wait_until_ended(client: Client, job: str) -> JobDocument:

@@ -26,6 +26,8 @@ from rolecall.spec.visible import visible
 POLL_S = 0.3
 PLAIN_EVERY_S = 5.0
 _BAR_WIDTH = 12
+_WIDE = 120
+"""The columns of a terminal in which all figures have room next to the bar."""
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
 Show = Callable[[JobDocument, str], None]
@@ -99,7 +101,7 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             if document.state.ended:
                 return document, raw
             declared = retry_while_unavailable(lambda name=document.workload: declarations.of(name))
-            show(document, progress(document.progress, declared))
+            show(document, progress(document.progress, declared, is_brief=err.is_terminal and err.width < _WIDE))
             time.sleep(POLL_S)
 
 

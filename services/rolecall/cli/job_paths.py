@@ -1,11 +1,12 @@
 """The check of a path such as `params.micro_batches` against the schema of a workload's jobs. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobRequest
+from rolecall.spec.json_schema import choices
 from rolecall.spec.similar import most_similar
 
 _Schema = Mapping[str, Any]
@@ -28,19 +29,6 @@ def check_path(path: str, workload: WorkloadDocument) -> None:
             raise _refusal(path, owner, part, {name for schema in schemas for name in schema.get("properties", ())})
         schemas = [choice for one in inner for choice in choices(root, one)]
         owner = f"{owner}.{part}"
-
-
-def choices(root: _Schema, schema: _Schema) -> Iterator[_Schema]:
-    """The alternatives that `schema` allows, without references and unions."""
-    if "$ref" in schema:
-        schema = cast(_Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
-        yield from choices(root, schema)
-        return
-    alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
-    for one in alternatives:
-        yield from choices(root, one)
-    if not alternatives:
-        yield schema
 
 
 def _inside(schema: _Schema, part: str) -> Iterator[_Schema]:

@@ -52,7 +52,8 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
             return
         declarations = Declarations(client)
         declared = {name: declarations.of(name) for name in {job.workload for job in found}}
-    out.print(job_table(out, found, declared))
+    given = only or workload or name or label or owner
+    out.print(job_table(out, found, declared) if found else f"no jobs{' meet the conditions' if given else ''}")
 
 
 def job_table(

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from rolecall.cli.curve import short, sparkline
+from rolecall.cli.curve import sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import GAP, out, print_json, print_table, width
+from rolecall.cli.output import GAP, none_of, out, print_json, print_table, width
 from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import COORDINATES
+from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
 _CURVE, _SHORTEST_CURVE = 24, 8
@@ -47,18 +48,16 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, "--json prints all metrics; omit --metric, or use --csv")
     with connect(url, token) as client:
         series = client.metrics(job, points, attempt)
-        raw = client.raw
-    if json:
-        print_json(raw)
-        return
-    rows = table(series)
-    chosen = chosen_metrics(rows, names or metric_names(rows))
+        if json:
+            print_json(client.raw)
+            return
+        rows = table(series)
+        chosen = chosen_metrics(rows, names or metric_names(rows))
+        empty = "" if chosen else none_of("metrics", client.job(job))
     if as_csv:
         _print_csv(rows, chosen)
-    elif not chosen:
-        out.print(f"job {escape(job)} has reported no metrics yet")
     else:
-        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width))
+        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width), empty=empty)
 
 
 def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -96,7 +95,7 @@ def curve_rows(
 
 
 def _figures(name: str, worker: str, values: Sequence[float], step: float) -> tuple[str, ...]:
-    return escape(name), worker, f"{step:g}", short(values[-1]), short(min(values)), short(max(values))
+    return escape(name), worker, f"{step:g}", number(values[-1]), number(min(values)), number(max(values))
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

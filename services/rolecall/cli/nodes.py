@@ -19,7 +19,7 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
             print_json(client.raw)
             return
     headings = ("NAME", "ROLE", "SLOTS", "STATE", "HEARTBEAT", "ADDRESS", "CORES", "GPUS", "VERSION")
-    print_table(headings, [_row(node) for node in found], drop=_DROPPED)
+    print_table(headings, [_row(node) for node in found], drop=_DROPPED, empty="no node has registered")
     for node in found:
         for finding in node.findings:
             if finding.level is not Level.OK:

@@ -12,12 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.metric import Split
+from rolecall.spec.numbers import number, size
 from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
@@ -27,6 +30,8 @@ NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
 GAP = 2
 """The columns of a terminal between two columns of a table."""
+_CAUSES: Mapping[str, str] = MappingProxyType({"repeated": "repeated steps", "other": "exports and other work"})
+"""The causes of lost time whose names don't explain them."""
 _NARROWEST = 8
 """The columns that a shortened column has even if the terminal is too narrow for it."""
 _NO_COLUMNS: Mapping[str, int] = MappingProxyType({})
@@ -70,9 +75,32 @@ def print_table(
     *,
     drop: Sequence[str] = (),
     shorten: Mapping[str, int] = _NO_COLUMNS,
+    empty: str = "",
 ) -> None:
-    """Print a table as `make_table` returns it. Except on a terminal, each row is one line with all its texts."""
-    out.print(make_table(headings, rows, out, drop=drop, shorten=shorten))
+    """Print a table as `make_table` returns it, or the line `empty` without rows.
+
+    Except on a terminal, each row is one line with all its texts.
+    """
+    rows = list(rows)
+    out.print(make_table(headings, rows, out, drop=drop, shorten=shorten) if rows or not empty else escape(empty))
+
+
+def print_values(values: Sequence[tuple[str, str]], *, indent: int = 0, name_width: int = 0) -> None:
+    """Print each name and its value. On a terminal, a long value continues below itself.
+
+    Except on a terminal, each value is one line.
+    """
+    name_width = max([name_width, *(width(name) for name, _ in values)])
+    if not out.is_bounded:
+        for name, value in values:
+            out.print(f"{' ' * indent}{name}{' ' * (name_width - width(name))}  {value}")
+        return
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid.add_column(min_width=min(name_width, out.width // 2), overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, value in values:
+        grid.add_row(name, value)
+    out.print(Padding(grid, (0, 0, 0, indent), expand=False))
 
 
 def make_table(
@@ -119,10 +147,10 @@ def fitting(
         # The last one: a user can give another column the same heading, but only to the left of ours.
         del found[len(headings) - 1 - list(reversed(headings)).index(heading)]
     for floors in (shorten, dict.fromkeys(shorten, _NARROWEST)):
-        for place, size in found.items():
+        for place, columns in found.items():
             excess = _total(found.values()) - available
             if excess > 0 and (floor := floors.get(headings[place])) is not None:
-                found[place] -= max(0, min(excess, size - floor))
+                found[place] -= max(0, min(excess, columns - floor))
     return found
 
 
@@ -141,31 +169,15 @@ def cut(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
+def none_of(things: str, document: JobOverview) -> str:
+    """The line that replaces an empty table of what a job has."""
+    return f"job {document.id} has no {things}{'' if document.state.ended else ' yet'}"
+
+
 def state(document: JobOverview) -> str:
     """The job's state with its color."""
     style = STYLES.get(document.state, "default")
     return f"[{style}]{document.state}[/]"
-
-
-def number(value: Any) -> str:
-    """A formatted metric: whole numbers unchanged, four decimals for ratios, one or an exponent for large numbers."""
-    if not isinstance(value, float):
-        return str(value)
-    if value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    if abs(value) < 10:
-        return f"{value:.4f}"
-    return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.4g}"
-
-
-def size(count: int) -> str:
-    """Bytes as `12.3 GiB`."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def duration(seconds: float) -> str:
@@ -233,7 +245,7 @@ def goodput(document: JobDocument) -> str:
     if document.goodput is None:
         return ""
     causes = sorted((document.lost_s or {}).items(), key=lambda one: -one[1])
-    lost = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
+    lost = ", ".join(f"{_CAUSES.get(cause, cause)} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
     return f"{document.goodput:.0%}" + (f" (lost to {lost})" if lost else "")
 
 

@@ -7,16 +7,28 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.checkpoints import print_checkpoints
-from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow, traceback_of
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state, step_times
+from rolecall.cli.output import (
+    age,
+    goodput,
+    out,
+    print_json,
+    print_table,
+    print_values,
+    progress,
+    roles,
+    state,
+    step_times,
+)
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
+from rolecall.spec.json_schema import chosen_params
+from rolecall.spec.numbers import number
 
-_EVENTS, _CHECKPOINTS = 10, 3
+_EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
@@ -80,18 +92,14 @@ def _print_facts(job: JobDocument) -> None:
         else "",
         "result": escape(" ".join(f"{name}={number(value)}" for name, value in (job.result or {}).items())),
     }
-    for name, fact in facts.items():
-        if fact:
-            out.print(f"[bold]{name:<12}[/] {fact}")
+    print_values([(f"[bold]{name}[/]", fact) for name, fact in facts.items() if fact], name_width=_NAME_CHARS)
 
 
 def _print_params(params: Mapping[str, Any]) -> None:
     chosen = list(leaves(params)) if params else []
     if chosen:
         out.print("\n[bold]params[/]")
-    width = max((len(name) for name, _ in chosen), default=0)
-    for name, value in chosen:
-        out.print(f"  {escape(name):<{width}}  {escape(value)}")
+        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
 
 
 def _print_attempts(job: JobDocument) -> None:
@@ -109,6 +117,7 @@ def _print_attempts(job: JobDocument) -> None:
             )
             for w in attempt.workers
         ]
-        print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
+        if rows:  # Old attempts have none.
+            print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
         if traceback := traceback_of(attempt):
             out.print(f"\n{escape(traceback)}")

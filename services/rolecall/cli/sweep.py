@@ -17,7 +17,7 @@ from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
 from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
-from rolecall.cli.output import ARROWS, STYLES, err, number, out, print_json, print_table
+from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table
 from rolecall.cli.variants import (
     Direction,
     Setting,
@@ -25,6 +25,7 @@ from rolecall.cli.variants import (
     Variant,
     best,
     chart,
+    check_metric,
     direction,
     metrics,
     short,
@@ -35,6 +36,7 @@ from rolecall.client import Client, ClientError, UnknownName
 from rolecall.client.chart import Chart, svg
 from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobDocument
+from rolecall.spec.numbers import number
 from rolecall.spec.state import JobState
 
 SAMPLES_PER_S = "samples_per_s"
@@ -85,11 +87,15 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     if plot and (plot.is_dir() or not os.access(plot.parent, os.W_OK)):
         raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
+    wanted = plotted if metric or plot else None
     with connect(url, token) as client:
         workloads = _workloads(client, planned)
         _check_paths(workloads, settings)
+        if wanted:
+            for workload in workloads:
+                check_metric(wanted, workload)
         try:
-            _run_all(client, planned, repeat, plotted if metric or plot else None)
+            _run_all(client, planned, repeat, wanted)
         except KeyboardInterrupt:
             ending = _cancel(client, planned)
         except (CommandError, ClientError) as error:
@@ -215,8 +221,7 @@ def _cell(spread: Spread | None, *, is_best: bool) -> str:
     if spread is None:
         return "-"
     mean = number(spread.mean)
-    decimals = len(mean.partition(".")[2])
-    value = mean if spread.deviation is None else f"{mean} ± {spread.deviation:.{decimals}f}"
+    value = mean if spread.deviation is None else f"{mean} ± {number(float(f'{spread.deviation:.2g}'))}"
     return f"[bold green]{value} (best)[/]" if is_best else value
 
 

@@ -9,9 +9,10 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import age, err, out, print_json, print_table, size
+from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 from rolecall.spec.bounds import MAX_PRIORITY
+from rolecall.spec.numbers import size
 
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
@@ -84,7 +85,7 @@ def show(json: Json = False, url: Url = None, token: Token = None) -> None:
             print_json(client.raw)
             return
     headings = ("NAME", "SCOPES", "SECRETS", "LIMITS", "EXPIRES", "LAST USED")
-    print_table(headings, [_row(one) for one in found])
+    print_table(headings, [_row(one) for one in found], empty="no tokens")
 
 
 @tokens.command("update")

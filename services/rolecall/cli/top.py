@@ -83,9 +83,9 @@ def view(
     return Group(
         terminal.render_str(f"[bold]{title}[/]"),
         "",
-        _node_table(terminal, nodes),
+        _node_table(terminal, nodes) if nodes else "no node has registered",
         "",
-        _job_table(terminal, jobs, declared),
+        _job_table(terminal, jobs, declared) if jobs else "no job runs or waits",
     )
 
 

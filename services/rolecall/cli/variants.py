@@ -11,14 +11,17 @@ from typing import Any, Literal, TypeGuard
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.job_file import Job, with_value
 from rolecall.client.chart import Chart, ChartSeries, Point
-from rolecall.spec.api import MetricDocument
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.metric import index_in
+from rolecall.spec.similar import most_similar
 from rolecall.spec.state import JobState
 
 MAX_VARIANTS = 1000
 _MAX_NUMBER = 1e300
 """The largest number in comparisons and charts, so that sums and differences of a few are finite."""
+_START = "start_s"
+"""The time from the plan to the first step, which the master measures for every workload."""
 _UNITS = frozenset({"s", "ms", "bytes"})
 Setting = tuple[str, tuple[Any, ...]]
 """A path in the job, and the values to compare."""
@@ -78,9 +81,22 @@ def variants(job: Job, settings: Sequence[Setting]) -> list[Variant]:
 def metrics(job: JobDocument) -> dict[str, float]:
     """The numbers of the job's result, and those of its progress that the result doesn't have."""
     progress = job.progress
-    latest = {"loss": progress.loss, "start_s": progress.start_s and progress.start_s.total}
+    latest = {"loss": progress.loss, _START: progress.start_s and progress.start_s.total}
     found = progress.metrics | latest | (job.result or {})
     return {name: float(value) for name, value in found.items() if _is_number(value)}
+
+
+def check_metric(metric: str, workload: WorkloadDocument) -> None:
+    """Raise `CommandError` if a job of this workload can't have the metric. Any is possible without declarations."""
+    declared = [name for one in workload.metrics for name in one.reported.values()]
+    valid = [*declared, _START]
+    if declared and all(index_in(metric, name) is None for name in valid):
+        near = most_similar(metric, valid)
+        hint = f"; did you mean {near!r}?" if near else ";"
+        raise CommandError(
+            Exit.USAGE,
+            f"--metric {metric}: {workload.name} declares no metric {metric!r}{hint} valid: {', '.join(sorted(valid))}",
+        )
 
 
 def direction(declared: Iterable[MetricDocument], metric: str) -> Direction | None:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from rolecall.cli.curve import plot, short
+from rolecall.cli.curve import plot
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import Exit
 from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
@@ -21,6 +21,7 @@ from rolecall.client import Client
 from rolecall.client.plot import metric_names, table
 from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument
+from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
 _POLL_S = 1.0
@@ -113,6 +114,6 @@ def _curves(terminal: Terminal, rows: Sequence[dict[str, Any]], names: Sequence[
     height = (terminal.height - _FURNITURE) // max(1, len(found)) - 2
     for name in names:
         worker, points = found[name]
-        title = Text(f"{one_line(name)} of {worker}: {short(points[-1][1])}", style="bold")
+        title = Text(f"{one_line(name)} of {worker}: {number(points[-1][1])}", style="bold")
         drawn = plot(points, terminal.width, max(_MIN_HEIGHT, min(_MAX_HEIGHT, height)))
         yield Group(title, *(Text(line, no_wrap=True, overflow="crop") for line in drawn))

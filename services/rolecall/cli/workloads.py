@@ -41,7 +41,8 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
             print_json(client.raw)
             return
     if isinstance(found, WorkloadList):
-        print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in found.workloads])
+        rows = [(one.name, escape(one.summary)) for one in found.workloads]
+        print_table(("NAME", "SUMMARY"), rows, empty="no workload is installed")
         for plug_in, why in found.broken.items():
             err.print(f"[yellow]warning:[/] the workload {escape(plug_in)} could not be loaded: {escape(why)}")
     elif example:

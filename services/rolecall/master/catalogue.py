@@ -20,6 +20,7 @@ from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
 from rolecall.spec.resources import Resources, RoleDemand, RoleRequest, count_and_resources
 from rolecall.spec.role import Role
+from rolecall.spec.visible import is_blank, is_printable
 from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
 
@@ -103,8 +104,11 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 
 def check_name(name: str) -> list[FieldError]:
     """The error of a job's name, if it has one."""
-    message = "it has characters that can't be printed"
-    return [] if name.isprintable() else [field_error("name", message, name, "printable text")]
+    if not is_printable(name):
+        return [field_error("name", "it has characters that can't be printed", name, "printable text")]
+    if name and is_blank(name):
+        return [field_error("name", "it shows nothing", name, "text with a letter, a digit or a sign, or no name")]
+    return []
 
 
 def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[FieldError]]:

@@ -1,9 +1,10 @@
 """The useful share of a job's time, and the causes of the lost rest. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 
 from rolecall.master.store.records import AttemptSummary
 from rolecall.spec.report import TimeSpent
@@ -14,18 +15,26 @@ class Loss(StrEnum):
     """The cause of a loss of a job's time."""
 
     QUEUE = "queue"
-    """It waited for slots, for its turn, or for the end of its back-off."""
     PAUSED = "paused"
-    """It was paused, or had ended before it was retried by hand."""
     START = "start"
-    """From the plan of an attempt to its first optimizer step."""
     CHECKPOINT = "checkpoint"
-    """Training stood still for a checkpoint."""
     EVALUATION = "evaluation"
     REPEATED = "repeated"
-    """Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats."""
     OTHER = "other"
-    """Anything else between the first step of the current attempt and now, such as exports."""
+
+
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        Loss.QUEUE: "The job waited for slots, for its turn, or for the end of its back-off.",
+        Loss.PAUSED: "The job was paused, or had ended before it was retried by hand.",
+        Loss.START: "From the placement of an attempt to its first optimizer step.",
+        Loss.CHECKPOINT: "Training stood still for a checkpoint.",
+        Loss.EVALUATION: "Training stood still for an evaluation.",
+        Loss.REPEATED: "Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats.",
+        Loss.OTHER: "Other work after the first step of the current attempt, such as the export of the model.",
+    }
+)
+"""The explanation of each cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.web import pages, session
 from rolecall.master.web.api import ApiError
+from rolecall.master.web.render import lacks_libraries
 from rolecall.retry import delays_s
 from rolecall.settings.master import MasterSettings
 from rolecall.spec.errors import SettingsError
@@ -113,6 +114,8 @@ def create_app(program: Program) -> FastAPI:
         description=_ABOUT,
         lifespan=lambda _: program.running(),
         openapi_url=None,
+        # The framework would redirect to the host that the client names in its request.
+        redirect_slashes=False,
         responses=RESPONSES,
         dependencies=[Depends(refuse_unknown_parameters)],
         generate_unique_id_function=lambda route: route.name,
@@ -318,6 +321,8 @@ def keep_collections_short() -> None:
 async def _serve(
     settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
 ) -> None:
+    if problem := lacks_libraries():
+        _LOG.warning("%s", problem, extra=about("page_incomplete"))
     program = Program(settings, catalogue or load())
     server = MasterServer(program, certificate)
     keep_collections_short()

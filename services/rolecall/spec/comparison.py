@@ -2,12 +2,18 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from rolecall.spec.job import JobDocument
+from rolecall.spec.json_schema import chosen_params
 
+OTHER_WORKLOADS = (
+    "The jobs have different workloads: parameters that only some of them have are listed if someone has set them."
+)
+_PARAMS = "params."
 _LONG_PATH = 200
 
 
@@ -19,8 +25,12 @@ class Row:
     values: list[str | None]
 
 
-def differences(jobs: Sequence[JobDocument]) -> list[Row]:
-    """The fields of request and result in which the jobs differ."""
+def differences(jobs: Sequence[JobDocument], schemas: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The fields of request and result in which the jobs differ.
+
+    `schemas` has the parameters of each workload that is installed. If the jobs have different workloads, a parameter
+    that only some of them have is listed if a user has set it.
+    """
     found: defaultdict[str, list[str | None]] = defaultdict(lambda: [None] * len(jobs))
     for place, job in enumerate(jobs):
         fields: dict[str, Any] = {
@@ -33,7 +43,32 @@ def differences(jobs: Sequence[JobDocument]) -> list[Row]:
             fields["result"] = job.result
         for name, value in leaves(fields):
             found[name][place] = value
-    return [Row(name, values) for name, values in found.items() if len(set(values)) > 1]
+    rows = [Row(name, values) for name, values in found.items() if len(set(values)) > 1]
+    if have_one_workload(jobs):
+        return rows
+    chosen = {name for job in jobs for name in _chosen(job, schemas.get(job.workload))}
+    return [row for row in rows if not row.name.startswith(_PARAMS) or _is_comparable(row) or _is_in(row.name, chosen)]
+
+
+def have_one_workload(jobs: Sequence[JobDocument]) -> bool:
+    """Return whether all jobs have the same parameters."""
+    return len({job.workload for job in jobs}) <= 1
+
+
+def _chosen(job: JobDocument, schema: Mapping[str, Any] | None) -> Iterator[str]:
+    """The paths of the parameters that differ from their defaults."""
+    chosen = job.params if schema is None else chosen_params(schema, job.params)
+    return (name for name, _ in leaves({"params": chosen})) if chosen else iter(())
+
+
+def _is_comparable(row: Row) -> bool:
+    """Return whether several jobs have the field, with different values."""
+    return len({value for value in row.values if value is not None}) > 1
+
+
+def _is_in(name: str, chosen: Container[str]) -> bool:
+    """Return whether a path or the beginning of one is among `chosen`."""
+    return any(part in chosen for part in accumulate(name.split("."), "{}.{}".format))
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

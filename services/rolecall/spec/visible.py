@@ -1,6 +1,7 @@
 """Text for people: without control characters, which a terminal would execute, and with short lists of names. Pure."""
 
 import re
+import unicodedata
 from collections.abc import Collection
 from itertools import islice
 
@@ -8,6 +9,20 @@ from itertools import islice
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Allowed in logs: colors, and the carriage returns of progress bars.
 _IN_LOG = re.compile(rf"(\x1b\[[0-9;]*m|\r)|{_CONTROL.pattern}")
+
+# Letters, marks and symbols that are printable for Unicode, but blank: fillers of Hangul, inherent vowels of Khmer, the
+# grapheme joiner, and the pattern of Braille without dots.
+_BLANK = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]")
+
+
+def is_printable(text: str) -> bool:
+    """Return whether every character can be printed, and shows something or is a space."""
+    return text.isprintable() and not _BLANK.search(text)
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a printable text shows nothing: it has only spaces, and marks for no letter."""
+    return all(one.isspace() or unicodedata.category(one) in {"Mn", "Me"} for one in text)
 
 
 def visible(text: str) -> str:

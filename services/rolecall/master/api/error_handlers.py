@@ -13,6 +13,8 @@ from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Scope
 
 from rolecall.master.api.parameters import parameters_of
 from rolecall.master.blobs import BlobError
@@ -153,7 +155,7 @@ def problem_response(
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),
-        "instance": redact_text(request.url.path[:_PATH_CHARS]),
+        "instance": redact_text(request.scope["path"][:_PATH_CHARS]),
     }
     if errors:
         body["errors"] = errors
@@ -209,6 +211,11 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
     return problem_response(500, "the master has a defect; its log has the traceback", request)
 
 
+def is_route(scope: Scope, path: str) -> bool:
+    """Return whether a route has this path."""
+    return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in scope["app"].router.routes)
+
+
 def _retry_after(status: int) -> dict[str, str] | None:
     return {429: _RETRY_AT_LIMIT, 503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
 
@@ -235,9 +242,12 @@ def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
 
 def _sentence(request: Request, error: HTTPException) -> str:
     if error.status_code == 404 and error.detail == "Not Found":
-        return f"there is nothing at {request.url.path}; GET /docs lists the routes"
+        path = request.scope["path"]
+        near = path.rstrip("/")
+        hint = f"did you mean {near}? " if near != path and is_route(request.scope, near) else ""
+        return f"there is nothing at {path}; {hint}GET /docs lists the routes"
     if error.status_code == 405 and error.detail == "Method Not Allowed":
-        return f"{request.method} is not possible at {request.url.path}; GET /docs lists the routes"
+        return f"{request.method} is not possible at {request.scope['path']}; GET /docs lists the routes"
     if isinstance(cause := error.__cause__, RecursionError):
         return "the body is nested too deeply"
     if isinstance(cause, UnicodeDecodeError):

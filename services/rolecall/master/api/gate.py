@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import parse_qs, quote, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import URL, Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +14,7 @@ from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, problem_of_token, refusal
-from rolecall.master.api.error_handlers import problem_response
+from rolecall.master.api.error_handlers import is_route, problem_response
 from rolecall.master.api.unauthenticated import UnauthenticatedTurns, received
 from rolecall.master.program import master_of
 from rolecall.master.sessions import cookie_name
@@ -118,9 +118,18 @@ def is_open(path: str) -> bool:
     return path in _OPEN or path.startswith(_OPEN_FOLDER)
 
 
+def wants_page(scope: Scope) -> bool:
+    """True for pages, and for addresses without a route that a browser opens. Programs present a token in a header."""
+    headers = Headers(scope=scope)
+    if "authorization" in headers:
+        return False
+    opens = "text/html" in headers.get("accept", "") and "hx-request" not in headers
+    return is_of_page(scope["path"]) or (opens and not is_route(scope, scope["path"]))
+
+
 def is_of_page(path: str) -> bool:
     """True for the pages and their parts."""
-    return path == "/" or path.startswith("/ui/")
+    return path in {"/", "/ui"} or path.startswith("/ui/")
 
 
 def _is_of_operators(path: str, found: Admission) -> bool:
@@ -146,10 +155,8 @@ async def _refuse(found: Admission, scope: Scope, receive: Receive, send: Send) 
     if found.caller is not None:
         await _answer_forbidden(scope, receive, send, found, found.caller)
     else:
-        # Browsers that request a page are led to the login; programs present a token, and learn that it is not valid.
-        presents_token = "authorization" in Headers(scope=scope)
-        wants_page = is_of_page(scope["path"]) and scope["method"] in _SAFE and not presents_token
-        answer = _answer_login if wants_page else _answer_unauthorized
+        # Browsers are led to the log-in; programs learn that their token is not valid.
+        answer = _answer_login if wants_page(scope) else _answer_unauthorized
         await answer(scope, receive, send, found)
 
 
@@ -166,13 +173,18 @@ async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found
 async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     """Send a browser to the page where it logs in, and back to this one afterwards."""
     request = Request(scope)
-    here = _place_of(request.headers.get("hx-current-url", "")) or _place_of(str(request.url))
+    is_read = scope["method"] in _SAFE
+    # Without the header `Host`, which the client chooses.
+    own = str(URL(scope={**scope, "headers": []})) if is_read else "/"
+    here = _place_of(request.headers.get("hx-current-url", "")) or _place_of(own)
     # The form that returns it is limited.
     places = map(quote, (here, here.partition("?")[0], "/"))
     url = f"{LOGIN}?next={next(place for place in places if len(place) <= _MAX_NEXT)}"
     # A part of a page, which htmx loads, must not show the log-in.
     is_part = "hx-request" in request.headers
     response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)
+    if not is_read:
+        response.headers["Connection"] = "close"  # The body is not read.
     await response(scope, receive, send)
 
 

@@ -35,7 +35,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
     Calls of nodes and workers can have unknown ones, because they can be of a newer release.
     """
-    if not request.query_params or request.url.path.startswith("/internal/"):
+    if not request.query_params or request.scope["path"].startswith("/internal/"):
         return
     legal = query_names(request.scope.get("route"))
     strange = [name for name in dict.fromkeys(request.query_params) if name not in legal]

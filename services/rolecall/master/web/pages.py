@@ -6,14 +6,16 @@ from functools import cache, partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.error_handlers import ErrorHandler
-from rolecall.master.api.gate import admission_of, is_of_page
+from rolecall.master.api.gate import admission_of, wants_page
+from rolecall.master.goodput import MEANINGS
 from rolecall.master.program import program_of
 from rolecall.master.web.api import Api, ApiError
-from rolecall.master.web.render import STATIC, render
+from rolecall.master.web.format import for_browser
+from rolecall.master.web.render import STATIC, lacks_libraries, render
 from rolecall.master.web.view import (
     by_node,
     cluster_view,
@@ -34,7 +36,7 @@ from rolecall.spec.api import (
     WorkloadDocument,
     WorkloadList,
 )
-from rolecall.spec.comparison import differences
+from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -50,6 +52,13 @@ _HOUR_S = 3600
 @router.get("/")
 async def overview(request: Request, caller: Caller, state: JobState | None = None) -> Response:
     return await _overview(request, "overview.html", caller, state)
+
+
+@router.get("/ui")
+@router.get("/ui/jobs")
+async def other_addresses() -> Response:
+    """Lead from addresses that users guess to the overview."""
+    return RedirectResponse("/", 303)
 
 
 @router.get("/ui/overview")
@@ -97,7 +106,9 @@ async def compare(
     """The curves of several jobs in one chart, and the parameters in which they differ."""
     api = Api(request)
     jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
-    rows = await master.chart_threads.run(caller.name, differences, jobs)
+    workloads = {name: await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)}
+    schemas = {name: one.params for name, one in workloads.items() if one}
+    rows = await master.chart_threads.run(caller.name, differences, jobs, schemas)
     recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,
@@ -108,7 +119,8 @@ async def compare(
         recent=recent.jobs,
         rows=[readable(row) for row in rows[:_MAX_DIFFERENCES]],
         omitted=max(0, len(rows) - _MAX_DIFFERENCES),
-        metrics=declared_metrics([await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)]),
+        hint="" if have_one_workload(jobs) else OTHER_WORKLOADS,
+        metrics=declared_metrics(workloads.values()),
         most=_MAX_COMPARED,
     )
 
@@ -118,7 +130,8 @@ async def static(path: str) -> Response:
     """A script or style. Only names that the package has are served."""
     content = _static_files().get(path)
     if content is None:
-        raise HTTPException(404)
+        missing = lacks_libraries() if path.startswith("vendor/") else ""
+        raise HTTPException(404, missing or None)
     media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     headers = {"Cache-Control": f"public, max-age={_HOUR_S}"}
     return Response(content, headers=headers, media_type=media_type)
@@ -127,8 +140,10 @@ async def static(path: str) -> Response:
 @cache
 def _static_files() -> dict[str, bytes]:
     """The files by name. They are small, and everyone can request them, so they are read once."""
-    vendor = STATIC / "vendor"
     found = {one.name: one.read_bytes() for one in STATIC.iterdir() if one.is_file()}
+    if lacks_libraries():
+        return found
+    vendor = STATIC / "vendor"
     wanted = (one for one in vendor.iterdir() if one.name.endswith((".js", ".css")))
     return found | {f"vendor/{one.name}": one.read_bytes() for one in wanted}
 
@@ -143,7 +158,7 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
 
     async def show(request: Request, error: Exception) -> Response:
         problem = await on_error(request, error)
-        if not is_of_page(request.url.path) or "authorization" in request.headers:
+        if not wants_page(request.scope):
             return problem
         document = json.loads(bytes(problem.body))
         legal = [f"; valid: {one['legal']}" for one in document.get("errors", ()) if one["legal"]]
@@ -158,7 +173,7 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
 def _error_page(request: Request, status: int, detail: str) -> Response:
     # A master that has lost its leadership can't check the token any more. Its page has no menu.
     caller = admission_of(request.scope).caller if program_of(request.app).master else None
-    page = render(request, "error.html", status=status, caller=caller, detail=detail)
+    page = render(request, "error.html", status=status, caller=caller, detail=for_browser(detail))
     # The response to a defect passes no middleware, which would set this.
     page.headers["Cache-Control"] = "no-store"
     return page
@@ -196,6 +211,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         may_control=caller.controls(document.owner),
         workload=workload,
         metrics=metrics,
+        losses=MEANINGS,
         declared=partial(declaration, metrics),
         by_node=by_node,
         figures=figures,

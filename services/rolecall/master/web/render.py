@@ -1,6 +1,6 @@
 """Templates of the pages."""
 
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +13,10 @@ from rolecall.master.program import program_of
 from rolecall.master.web import format as texts
 
 STATIC = files("rolecall.master.web") / "static"
+_LACKS_LIBRARIES = (
+    "The page can't follow changes, because its libraries are missing. Run `make setup` in the source checkout, then "
+    "restart the master."
+)
 _TEMPLATES = Environment(
     loader=PackageLoader("rolecall.master.web"),
     autoescape=True,
@@ -24,9 +28,16 @@ _FILTERS = {one.__name__: one for one in (texts.duration, texts.measure, texts.n
 _TEMPLATES.filters.update(_FILTERS)  # pyright: ignore[reportUnknownMemberType] - Jinja's own types
 
 
+@cache
+def lacks_libraries() -> str:
+    """The problem of a source checkout whose libraries have not been fetched; empty for a complete page."""
+    return "" if (STATIC / "vendor").is_dir() else _LACKS_LIBRARIES
+
+
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A page, or a part of one, from a template. The template can call `ago(moment)`."""
     now = program_of(request.app).clock.now()
-    shared = {"version": __version__, "path": request.url.path, "now": now, "ago": partial(texts.ago, now=now)}
+    shared = {"version": __version__, "path": request.scope["path"], "now": now, "ago": partial(texts.ago, now=now)}
+    shared["problem"] = lacks_libraries()
     body = _TEMPLATES.get_template(template).render(**values, **shared)
     return HTMLResponse(body, status)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypedDict
 
-from rolecall.master.web.format import number
 from rolecall.spec.api import RETENTION, Event, MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
 from rolecall.spec.job import WorkerDocument
 from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.node import NodeDocument
+from rolecall.spec.numbers import number
 from rolecall.spec.role import Role
 
 

@@ -10,6 +10,7 @@ const LEAST_ON_LOG_SCALE = 1e-20;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NO_VALUES = "No values have been reported yet.";
+const NEVER_ANY = "No values have been reported.";
 const NOT_METRICS = new Set(["at", "step"]);
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
@@ -193,6 +194,7 @@ function startCurves(box) {
   let charts = [];
   let whole = null;
   let zoom = null;
+  let isFinal = false;
 
   const sizeOf = (chart) => ({ width: chart.frame.clientWidth || 600, height: charts.length > 1 ? 260 : 320 });
   const resizing = new ResizeObserver(() => charts.forEach((chart) => chart.plot?.setSize(sizeOf(chart))));
@@ -225,7 +227,7 @@ function startCurves(box) {
     const steps = found.flatMap(({ curves }) => curves.flatMap(({ points }) => [points[0].step, points.at(-1).step]));
     whole = steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
     charts.forEach((chart, number) => drawChart(chart, found[number]));
-    empty.textContent = refusals.length ? `The values can't be read: ${refusals.join("; ")}` : NO_VALUES;
+    empty.textContent = refusals.length ? `The values can't be read: ${refusals.join("; ")}` : isFinal ? NEVER_ANY : NO_VALUES;
     empty.hidden = charts.length > 0 && !refusals.length;
     if (charts.length) box.dataset.points = String(Math.max(...found.flatMap(({ curves }) => curves.map(({ points }) => points.length))));
   }
@@ -287,6 +289,7 @@ function startCurves(box) {
   function show(found) {
     for (const { job, series } of found) if (series) data.set(job, series.series.map(countable));
     refusals = found.map(({ refusal }) => refusal).filter(Boolean);
+    isFinal = found.every(({ state }) => ENDED.has(state));
     const reported = metricsOf([...data.values()].flat(), declared);
     if (reported.join() !== names.join()) {
       names = reported;

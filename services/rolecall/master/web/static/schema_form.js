@@ -14,6 +14,8 @@ const SchemaForm = (() => {
   // Names in backticks become code.
   const withCode = (text) => text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part));
   const titleOf = (name) => name.replace(/_s$/, " (s)").replaceAll("_", " ");
+  // The title of an object is the name of its class.
+  const wordsOf = (title) => title.replace(/([a-z0-9])([A-Z])/g, "$1 $2").toLowerCase();
   const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
   const shortText = (value) => {
     const text = typeof value === "string" ? value : JSON.stringify(value);
@@ -244,7 +246,7 @@ const SchemaForm = (() => {
       const nameOf = (one) => {
         const constant = constantOf(one);
         if (constant) return String(this.resolve(constant[1]).const);
-        return one.enum ? one.enum.join(" or ") : one.const !== undefined ? String(one.const) : one.title && one.properties ? one.title : one.type || "value";
+        return one.enum ? one.enum.join(" or ") : one.const !== undefined ? String(one.const) : one.title && one.properties ? wordsOf(one.title) : one.type || "value";
       };
       const fits = (one) => {
         const constant = constantOf(one);

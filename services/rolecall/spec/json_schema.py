@@ -1,9 +1,7 @@
-"""The parameters of a job that differ from the defaults in the JSON schema of its workload. Pure."""
+"""JSON schemas of workloads' parameters: the alternatives of a value, and the values that are no defaults. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
-
-from rolecall.cli.job_paths import choices
 
 _Schema = Mapping[str, Any]
 _EMPTY: tuple[Any, ...] = (None, {}, [])
@@ -12,6 +10,19 @@ _EMPTY: tuple[Any, ...] = (None, {}, [])
 def chosen_params(schema: _Schema, params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters without those that have their default, also in nested objects and lists."""
     return _without_defaults(schema, schema, params)
+
+
+def choices(root: _Schema, schema: _Schema) -> Iterator[_Schema]:
+    """The alternatives that `schema` allows, without references and unions."""
+    if "$ref" in schema:
+        schema = cast(_Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
+        yield from choices(root, schema)
+        return
+    alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
+    for one in alternatives:
+        yield from choices(root, one)
+    if not alternatives:
+        yield schema
 
 
 def _without_defaults(root: _Schema, schema: _Schema, value: Any) -> Any:

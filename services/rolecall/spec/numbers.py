@@ -1,0 +1,23 @@
+"""Texts of numbers and sizes, the same on the page and in the command. Pure."""
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def number(value: object) -> str:
+    """An integer, or a number from 1000 on, without decimals, such as `12,345`; a smaller number with four significant
+    digits, such as `0.9200`, and one from 10^9 on too, such as `3.246e+15`; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"  # It can be too large for a float.
+    if abs(value) < 1e9 and (value.is_integer() or abs(value) >= 1000):
+        return f"{value + 0:,.0f}"  # Without the sign of -0.0.
+    return f"{value:#.4g}".removesuffix(".")
+
+
+def size(value: int) -> str:
+    """Such as `3.2 MiB`."""
+    amount, place = float(value), 0
+    while amount >= 1024 and place < len(_BYTES) - 1:
+        amount, place = amount / 1024, place + 1
+    return f"{amount:.1f} {_BYTES[place]}" if place else f"{value} B"
