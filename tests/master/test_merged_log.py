@@ -14,7 +14,7 @@ from rolecall.master.arrivals import Mark
 from rolecall.master.clock import Clock
 from rolecall.master.lines import Lines
 from rolecall.master.log_filter import TextFilter
-from rolecall.master.merged_log import MergedLog, Source
+from rolecall.master.merged_log import Found, MergedLog, Source
 from rolecall.master.streams import StreamKey, Streams
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -170,3 +170,45 @@ def test_ascending_records_are_sorted(seconds: list[list[float]]) -> None:
     with TemporaryDirectory() as folder:
         found = merged(Path(folder), [[at(second) for second in log] for log in seconds])
     assert found == [text for _, text in sorted((at(s), f"{n} {at(s)}") for n, log in enumerate(seconds) for s in log)]
+
+
+@given(logs=st.lists(st.lists(_LINES, max_size=40), min_size=1, max_size=4), block=st.integers(1, 300))
+def test_whole_blocks_have_the_same_lines(logs: list[list[str]], block: int) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merged_log, "_MIN_BLOCK_BYTES", 1)
+        patch.setattr(merged_log, "_BLOCK_BYTES", block)
+        streams = store(Path(folder), logs)
+        found = [(one.number, line) for one in _all(streams, len(logs)) for line in one.line.text.split("\n")]
+    for rank, lines in enumerate(logs):
+        assert [line for number, line in found if number == rank] == lines
+
+
+@given(seconds=st.lists(st.lists(st.integers(0, 30).map(float), max_size=40).map(sorted), min_size=1, max_size=4))
+def test_whole_blocks_are_sorted(seconds: list[list[float]]) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merged_log, "_BLOCK_BYTES", 200)
+        patch.setattr(merged_log, "_LEAST_BYTES", 50)
+        streams = store(Path(folder), [[at(second) for second in log] for log in seconds])
+        lines = [line for one in _all(streams, len(seconds)) for line in one.line.text.split("\n")]
+    assert lines == sorted(at(second) for log in seconds for second in log)
+
+
+def _all(streams: Streams, count: int) -> list[Found]:
+    """All lines of `count` logs, in whole blocks where possible."""
+    sources = [Source(key_of(rank), Lines(), (), streams.size(key_of(rank))) for rank in range(count)]
+    log, every = MergedLog(streams, sources, blocks=True), list[Found]()
+    while (found := log.read()) is not None:
+        every += found
+    return every
+
+
+def test_a_log_between_the_lines_of_another_comes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(merged_log, "_LEAST_BYTES", 100)
+    busy = [at(second, "10%\r20%") for second in range(1, 900)]
+    texts = [one.line.text for one in _all(store(tmp_path, [[at(0), at(450.5), at(1000)], busy]), 2)]
+    assert sum(text.count("\n") for text in texts) > 1500
+    lines = "\n".join(texts).split("\n")
+    assert lines.count("20%") == len(busy), "a carriage return ends a line"
+    assert lines.index(at(450.5)) == 1 + 2 * 450
+    assert texts[-1] == at(1000)

@@ -43,6 +43,15 @@ class Lines:
         """True if the last line has no end yet."""
         return bool(self._rest)
 
+    @property
+    def start(self) -> int:
+        """The offset of the first byte that no line has had."""
+        return self._start
+
+    def skip(self, end: int) -> None:
+        """Continue at the offset `end`, where a line begins."""
+        self._rest, self._start = b"", end
+
     def feed(self, chunk: Chunk) -> list[Line]:
         """The lines that end in `chunk`, preceded by a note if the log has a gap before it."""
         found: list[Line] = []

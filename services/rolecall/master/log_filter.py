@@ -8,6 +8,7 @@ _TIME = rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{3})?(?:Z|[+-]\d\d:?\d\d)"
 _RECORD = re.compile(rb'(?:\A|(?<=[\n\r]))(?:\{"time": ")?(' + _TIME + rb")")
 _RECORD_LINE = re.compile(r'(?:\{"time": ")?(' + _TIME.decode() + ")", re.ASCII)
 _FIRST_CHARACTERS = frozenset("0123456789{")
+_LAST_LINES, _RECORD_BYTES = 64, 64
 CONTINUATION = "    "
 """The beginning of a line that belongs to the record before it, such as those of a traceback."""
 
@@ -70,6 +71,19 @@ def record_time(line: str) -> float | None:
         return datetime.fromisoformat(found[1].replace(",", ".")).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def last_record_time(data: bytes) -> float | None:
+    """The time of the last record in whole lines, if it is among the last 64."""
+    end = len(data)
+    for _ in range(_LAST_LINES):
+        begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+        if (time := record_time(data[begin : begin + _RECORD_BYTES].decode(errors="replace"))) is not None:
+            return time
+        if begin == 0:
+            break
+        end = begin
+    return None
 
 
 def _parsed(text: bytes) -> datetime | None:

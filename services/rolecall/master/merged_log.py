@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rolecall.master.arrivals import Mark, arrival
 from rolecall.master.lines import Line, Lines
-from rolecall.master.log_filter import CONTINUATION, record_time
+from rolecall.master.log_filter import CONTINUATION, last_record_time, record_time
 from rolecall.master.segments import Chunk
 from rolecall.master.streams import StreamKey, Streams
 
@@ -21,6 +21,8 @@ _READ_BYTES = 1 << 20
 """Bytes that one call reads, from all logs."""
 _BLOCK_BYTES, _MIN_BLOCK_BYTES = 1 << 16, 1 << 10
 """Bytes that are read from one log at once. With more logs there are fewer, because a block of each is in memory."""
+_LEAST_BYTES = 1 << 13
+"""A smaller part of a block is split into its lines."""
 _MANY_LINES = 4096
 """A block with more lines, most of them empty, is read in smaller parts: each line needs memory."""
 
@@ -69,6 +71,18 @@ class Source:
             self._previous, self._previous_end = time, line.end
             self._buffer.append(Found(time, number, line))
 
+    def time_after(self, data: bytes, start: int) -> float:
+        """The time of the last of some whole lines, the next ones, which begin at the offset `start`."""
+        last = data.rfind(b"\n", 0, len(data) - 1) + 1
+        own = last_record_time(data)
+        return max(self.record, arrival(self.arrivals, start + last) if own is None else own)
+
+    def skip(self, end: int, time: float) -> None:
+        """Continue at the offset `end`, after a line of this time."""
+        self.lines.skip(end)
+        self.record = max(self.record, time)
+        self._previous, self._previous_end = time, end
+
     @property
     def next_time(self) -> float | None:
         """The time of the next line; None if the buffer is empty."""
@@ -84,12 +98,23 @@ class MergedLog:
     """Merges logs, which are numbered in their order.
 
     Logs that still grow are merged as far as they have arrived. `resume` continues with what has arrived since.
+
+    With `blocks`, the lines of a block come as one, with line ends in its text, if no line of another log belongs
+    between them. This takes a fraction of the time if one worker writes more than the others.
     """
 
-    def __init__(self, streams: Streams, sources: Sequence[Source], now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        sources: Sequence[Source],
+        now: Callable[[], float] = lambda: 0.0,
+        *,
+        blocks: bool = False,
+    ) -> None:
         self.sources = sources
         self._streams = streams
         self._now = now
+        self._blocks = blocks
         self._block_bytes = max(_MIN_BLOCK_BYTES, min(_BLOCK_BYTES, _READ_BYTES // max(1, len(sources))))
         self._unread = list(range(len(sources)))
         """The logs that may have more lines, but none in the buffer."""
@@ -109,8 +134,16 @@ class MergedLog:
                 if left <= 0:
                     return found
                 number = self._unread.pop()
+                size = self._block_bytes
+                if self._blocks and not self._unread:
+                    if (block := self._whole_block(number)) is not None:
+                        found.append(block)
+                        left -= block.line.end - block.line.start
+                        self._unread.append(number)
+                        continue
+                    size = min(size, 2 * _LEAST_BYTES)  # A line of another log follows soon.
                 source = self.sources[number]
-                left -= (size := self._feed(number))
+                left -= (size := self._feed(number, size))
                 if (time := source.next_time) is not None:
                     heappush(self._heap, (time, number))
                 elif size:
@@ -126,13 +159,36 @@ class MergedLog:
                 self._unread.append(number)
         return found
 
-    def _feed(self, number: int) -> int:
-        """Read a block of a log; returns the number of bytes. At its end, includes a line without an end."""
+    def _whole_block(self, number: int) -> Found | None:
+        """The next lines of a log as one, if they are not newer than the next line of each other log."""
+        source = self.sources[number]
+        lines = source.lines
+        if source.end is None or lines.next >= source.end:
+            return None
+        chunk = self._streams.read_log(source.key, lines.start, _BLOCK_BYTES)
+        data = chunk.data[: chunk.data.rfind(b"\n") + 1]
+        if chunk.start != lines.start or not data:
+            return None
+        limit = self._heap[0] if self._heap else _NEVER
+        if (source.time_after(data, chunk.start), number) > limit:
+            data = _beginning(data, lambda part: (source.time_after(part, chunk.start), number) <= limit)
+            if not data:
+                return None
+        time = source.time_after(data, chunk.start)
+        text = data[:-1].decode(errors="replace")
+        if "\r" in text:
+            text = text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
+        end = chunk.start + len(data)
+        source.skip(end, time)
+        return Found(time, number, Line(text, chunk.start, end))
+
+    def _feed(self, number: int, size: int) -> int:
+        """Read up to `size` bytes of a log; returns their number. At its end, includes a line without an end."""
         source = self.sources[number]
         lines = source.lines
         chunk = Chunk(lines.next, b"")
         if source.end is None or lines.next < source.end:
-            chunk = self._streams.read_log(source.key, lines.next, self._block_bytes)
+            chunk = self._streams.read_log(source.key, lines.next, size)
         if not chunk.data:
             if source.end is not None:
                 source.add(number, lines.flush())
@@ -142,3 +198,17 @@ class MergedLog:
         source.fed_at = self._now()
         source.add(number, lines.feed(chunk))
         return len(chunk.data)
+
+
+def _beginning(data: bytes, admits: Callable[[bytes], bool]) -> bytes:
+    """The first of some whole lines that `admits` admits together, to within `_LEAST_BYTES`. It refuses all of them."""
+    low, high = 0, len(data)
+    while high - low > _LEAST_BYTES:
+        middle = data.find(b"\n", (low + high) // 2, high - 1) + 1
+        if middle == 0:
+            high = (low + high) // 2
+        elif admits(data[:middle]):
+            low = middle
+        else:
+            high = middle
+    return data[:low]

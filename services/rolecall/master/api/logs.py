@@ -15,7 +15,7 @@ from rolecall.master.api.log_follower import Position, follow_logs
 from rolecall.master.api.parameters import JobId
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.log_filter import TextFilter
-from rolecall.master.merged_log import MergedLog
+from rolecall.master.merged_log import Found, MergedLog
 from rolecall.master.segments import Chunk
 from rolecall.master.store import jobs
 from rolecall.master.store.records import JobSummary, WorkerRecord
@@ -29,6 +29,7 @@ _BLOCK = 1 << 16
 """Bytes that are read at once. Each of them can be an empty line, which becomes an event or gets a prefix."""
 _LARGE_BLOCK, _MANY_LINES = 1 << 20, 1 << 16
 """The same for an answer with all lines, if the block has no more lines than this: it needs less time per byte."""
+_END = "\n"
 _MAX_TEXTS = 10
 _TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
 _Text = Annotated[str, Field(min_length=1, max_length=200), matching(r"^[^\r\n]+$", "1 to 200 characters in one line")]
@@ -98,11 +99,16 @@ async def _merged(
 
     def begin() -> MergedLog:
         places = zip(members, starts, ends, strict=True)
-        return MergedLog(reader.streams, [choice.source(reader.streams, *place) for place in places])
+        sources = [choice.source(reader.streams, *place) for place in places]
+        return MergedLog(reader.streams, sources, blocks=not choice.texts)
+
+    def text_of(one: Found) -> str:
+        prefix = prefixes[one.number]
+        return f"{prefix}{one.line.text.replace(_END, _END + prefix)}\n"
 
     def read(log: MergedLog) -> bytes | None:
         found = log.read()
-        return None if found is None else "".join(f"{prefixes[one.number]}{one.line.text}\n" for one in found).encode()
+        return None if found is None else "".join(map(text_of, found)).encode()
 
     log = await reader.run(begin)
     while (block := await reader.run(read, log)) is not None:

@@ -124,9 +124,9 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
 def _open_splits(corpus: Corpus, params: Params) -> dict[str, TokenStreams]:
     """The streams of each split that the job has."""
-    given = {split: corpus.tokens(split) for split in SPLITS}
+    given = {split: (corpus.tokens(split), corpus.targets(split)) for split in SPLITS}
     return {
-        split: open_streams(tokens, params.batch_size, params.bptt, split, targets=corpus.targets(split))
-        for split, tokens in given.items()
+        split: open_streams(tokens, params.batch_size, params.bptt, split, targets=targets)
+        for split, (tokens, targets) in given.items()
         if len(tokens) or split == "train"
     }
