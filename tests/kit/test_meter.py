@@ -69,9 +69,9 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
     assert meter.compute_times.tolist() == [10.0]
     spans = [(span.name, span.begin_s, span.seconds, span.micro_batch) for span in timeline.window(1 << 20).spans]
     assert spans == [
-        ("wait", 0.0, 5.0, None),
+        ("wait", 0.0, 5.0, 0),
         ("F", 5.0, 1.0, 0),
-        ("wait", 6.0, 10.0, None),
+        ("wait", 6.0, 10.0, 0),
         ("I", 16.0, 2.0, 0),
         ("W", 18.0, 3.0, 0),
         ("B", 21.0, 4.0, 1),

@@ -148,12 +148,13 @@ class Meter:
             setattr(stage, name, self._watched(getattr(stage, name), kind, stage.stage_index))
 
     def timed(self, work: Callable[P, R], name: str = "compute") -> Callable[P, R]:
-        """A wrapper of `work` that measures each call as a phase `name`."""
+        """A wrapper of `work` that measures each call as a phase `name` of the micro-batch that was computed before."""
 
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             begin = self._clock.now()
             result = work(*args, **kwargs)
-            self._calls.append(_Call(begin, self._clock.now(), name))
+            stage, micro_batch = (self._calls[-1].stage, self._calls[-1].micro_batch) if self._calls else (None, None)
+            self._calls.append(_Call(begin, self._clock.now(), name, stage, micro_batch))
             return result
 
         return measured
@@ -184,8 +185,9 @@ class Meter:
             self._record(self._timeline, begin, end)
 
     def _record(self, timeline: Timeline, begin: Any, end: Any) -> None:
-        """Record the computations and the waits around them, with the times of the device.
+        """Record the computations and the waits for them, with the times of the device.
 
+        Torch sends and receives in one operation, so that the time of sends is part of the waits.
         `end` has passed on the device, so that it is now by the timeline's clock.
         """
         between, now = self._clock.between, timeline.now()
@@ -193,7 +195,7 @@ class Meter:
         for call in self._calls:
             begin_s, end_s = now - between(call.begin, end), now - between(call.end, end)
             if begin_s > previous:
-                timeline.record("wait", "wait", previous, begin_s)
+                timeline.record("wait", "wait", previous, begin_s, call.stage, call.micro_batch)
             timeline.record(call.name, "compute", begin_s, end_s, call.stage, call.micro_batch)
             previous = end_s
         if now > previous:
