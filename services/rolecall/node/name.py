@@ -19,7 +19,9 @@ def node_name(configured: str | None) -> str:
     """
     name = configured or socket.gethostname().lower()
     if not configured and _CONTAINER_ID.fullmatch(name):
-        names = (_name_of(address) for address in _own_addresses())
+        own = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
+        own = [one.address for one in own if one.family is socket.AF_INET and not one.address.startswith("127.")]
+        names = (_name_of(address) for address in own)
         name = next((one for one in names if one and _LEGAL.fullmatch(one)), name)
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
@@ -27,11 +29,6 @@ def node_name(configured: str | None) -> str:
             "beginning and ending with a letter or digit"
         )
     return name
-
-
-def _own_addresses() -> list[str]:
-    found = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
-    return [one.address for one in found if one.family is socket.AF_INET and not one.address.startswith("127.")]
 
 
 def _name_of(address: str) -> str | None:
