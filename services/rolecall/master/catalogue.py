@@ -232,7 +232,7 @@ def _check_together(workload: Workload[Any], params: Params, roles: dict[Role, i
 def _loaded(point: EntryPoint) -> Workload[Any]:
     loaded = point.load()
     if not isinstance(loaded, Workload):
-        raise TypeError(f"{point.value} is not a Workload but a {type(loaded).__name__}")
+        raise TypeError(f"{point.value} has the type {type(loaded).__name__}, not Workload")
     workload = cast(Workload[Any], loaded)
     if workload.per_node and not issubclass(workload.params, PerNodeParams):
         raise TypeError(f"{workload.name} runs on every node, so its params must be a kind of PerNodeParams")

@@ -229,7 +229,7 @@ def check_cuts(params: Params, own: Model) -> None:
 
 def _require_module(built: object, own: Model) -> nn.Module:
     if not isinstance(built, nn.Module):
-        raise InputError(f"{own.builder} returned a {type(built).__name__}, not a torch module")
+        raise InputError(f"{own.builder} returned a value of the type {type(built).__name__}, not a torch module")
     return built
 
 
