@@ -28,5 +28,5 @@ def test_a_containers_id_stays_where_no_name_server_knows_better(monkeypatch: py
 
 @pytest.mark.parametrize("name", ["Not Legal", "-x", "x" * 64])
 def test_an_illegal_name_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match="legal are up to 63"):
+    with pytest.raises(SettingsError, match="valid are up to 63"):
         node_name(name)

@@ -43,7 +43,7 @@ class Catalogue:
         if name in self.workloads:
             return self.workloads[name]
         found = unknown("workload", "workload", name, self.workloads)
-        raise NotFound(f"{found['message']}{self._hint(name)} (legal: {found['legal']})")
+        raise NotFound(f"{found['message']}{self._hint(name)} (valid: {found['legal']})")
 
     def example(self, name: str) -> dict[str, Any] | None:
         """A job that runs, from `example.json` in the workload's package; None if it has none."""

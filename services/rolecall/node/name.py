@@ -12,7 +12,7 @@ _LOOKUP_S = 5.0
 
 
 def node_name(configured: str | None) -> str:
-    """The configured name, by default the host name. Raises `SettingsError` for an illegal name.
+    """The configured name, by default the host name. Raises `SettingsError` for an invalid name.
 
     If the host name is the beginning of the container's id, which is different each time, the name is that of the
     container, such as `rolecall-trainer-1`.
@@ -25,7 +25,7 @@ def node_name(configured: str | None) -> str:
         name = next((one for one in names if one and _LEGAL.fullmatch(one)), name)
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
-            f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
+            f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; valid are up to 63 of a-z, 0-9, '-' and '.', "
             "beginning and ending with a letter or digit"
         )
     return name
