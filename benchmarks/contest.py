@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of a contender measured, in its steady state."""
+    """The measurements of one run of a contender, in its steady state."""
 
     rate: float
     """Units per second."""

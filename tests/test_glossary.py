@@ -120,7 +120,7 @@ OUT_OF_SERVICES = {word: term for words, term in NAMES_OF_SERVICES.items() for w
 KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
 """Keys of stored checkpoints and exports, and an algorithm."""
 
-QUESTION = re.compile(r"(What|How|Who|Whose|Which|Where|When|Why)\b")
+QUESTION = re.compile(r"(What|How|Who|Whose|Which|Where|When|Why|Whether)\b")
 QUOTED_QUESTION = re.compile(rf"[\"']\s*{QUESTION.pattern}")
 
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
@@ -296,10 +296,9 @@ def _questions(source: str) -> Iterator[str]:
                 pass
 
 
-def test_docstrings_of_the_services_do_not_open_like_a_question() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}: {text}" for path in SERVICES.rglob("*.py") for text in _questions(path.read_text())
-    ]
+def test_docstrings_of_services_and_benchmarks_do_not_open_like_a_question() -> None:
+    paths = [*SERVICES.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    found = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in _questions(path.read_text())]
     assert found == [], "write a noun phrase, or a verb for what a function does"
 
 
@@ -315,7 +314,15 @@ class Lag:
         return "Why not"
     async def who(self):
         """Who is late."""
+    late: bool
+    """Whether it is late."""
     delay: float
     """Where the delay is."""
 '''
-    assert sorted(_questions(source)) == ["How late it is.", "What is late.", "Where the delay is.", "Who is late."]
+    assert sorted(_questions(source)) == [
+        "How late it is.",
+        "What is late.",
+        "Where the delay is.",
+        "Whether it is late.",
+        "Who is late.",
+    ]

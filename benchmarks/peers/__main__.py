@@ -104,7 +104,7 @@ def both(job: Job, step: int) -> list[Mark]:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended."""
+    """Return whether the process has ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

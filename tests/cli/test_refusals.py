@@ -57,7 +57,7 @@ def test_what_is_no_job_gets_the_command_that_prints_one() -> None:
 async def test_a_wrong_value_is_shown_with_the_legal_ones(master: Client) -> None:
     said = (await run_at(master, "submit", "-", given='{"workload": "toy", "priority": 101}')).err
     assert "priority: " in said
-    assert "(given: 101; legal: " in said
+    assert "(given: 101; valid: " in said
     said = (await run_at(master, "submit", "-", given='{"workload": "toi"}')).err
     assert "there is no workload 'toi'" in said
     assert "given:" not in said, "the message has it"

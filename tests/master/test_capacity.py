@@ -35,7 +35,7 @@ NODES = [
             (
                 "gpus",
                 "no live parameter-server node has a GPU",
-                "0, or start a parameter-server node that sees a GPU",
+                "0, or start a node of the role parameter-server that sees a GPU",
             ),
         ),
         (

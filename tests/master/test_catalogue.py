@@ -51,7 +51,7 @@ def test_a_broken_plugin_is_reported_and_leaves_the_others_alone(package: str) -
     assert "has no module" in catalogue.broken["roleless"]
     assert "a kind of PerNodeParams" in catalogue.broken["omnipresent"]
     assert "no_such_package" in catalogue.broken["gone"]
-    assert "not a Workload but a list" in catalogue.broken["odd"]
+    assert "has the type list, not Workload" in catalogue.broken["odd"]
     with pytest.raises(NotFound, match="could not be loaded"):
         catalogue.get("gone")
 

@@ -137,12 +137,13 @@ def cluster(
     }
     control = shared | {"ROLECALL_TOKEN": connection.token, "ROLECALL_DATA": str(data / "master")}
     node_environment = for_nodes(shared)
-    nodes = [
-        _node(role, f"{role}-{index}", node_environment, data)
-        for role, count in counts.items()
-        for index in range(count)
-    ]
-    return [SupervisedProgram("master", _command("master"), control, logs / "master.log"), *nodes]
+    programs = [SupervisedProgram("master", _command("master"), control, logs / "master.log")]
+    for role, count in counts.items():
+        of_role = node_environment | {"ROLE": role.value} | ({"ROLECALL_SLOTS": "1"} if role.computes else {})
+        for name in (f"{role}-{index}" for index in range(count)):
+            own = of_role | {"ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data)}
+            programs.append(SupervisedProgram(name, _command("node"), own, logs / f"{name}.log"))
+    return programs
 
 
 def _data_roots(started_in: Path, data: Path) -> str:
@@ -185,12 +186,6 @@ _OVERRIDDEN = {
     "ROLECALL_TLS_CA",
     "ROLECALL_TLS_NAME",
 }
-
-
-def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> SupervisedProgram:
-    own = {"ROLE": role.value, "ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data)}
-    slots = {"ROLECALL_SLOTS": "1"} if role.computes else {}
-    return SupervisedProgram(name, _command("node"), {**shared, **own, **slots}, data / "logs" / f"{name}.log")
 
 
 def _command(program: str) -> tuple[str, ...]:

@@ -103,19 +103,11 @@ def _node_table(terminal: Terminal, nodes: list[NodeDocument]) -> Table:
 
 
 def _job_table(terminal: Terminal, jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]) -> Table:
-    rows = [
-        (
-            escape(job.id),
-            escape(cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name),
-            state(job),
-            age(job.created_at),
-            escape(job.waiting_for or _progress(terminal, job, declared.get(job.workload, ()))),
-        )
-        for job in jobs
-    ]
+    rows: list[tuple[str, ...]] = []
+    for job in jobs:
+        name = cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name
+        metrics = declared.get(job.workload, ())
+        done = progress(job.progress, metrics, is_live=job.state.holds_slots, is_brief=terminal.is_bounded)
+        rows.append((escape(job.id), escape(name), state(job), age(job.created_at), escape(job.waiting_for or done)))
     headings = ("JOB", "NAME", "STATE", "AGE", "PROGRESS")
     return make_table(headings, rows, terminal, drop=("NAME",), shorten={"PROGRESS": _PROGRESS_CHARS})
-
-
-def _progress(terminal: Terminal, job: JobOverview, declared: Sequence[MetricDocument]) -> str:
-    return progress(job.progress, declared, is_live=job.state.holds_slots, is_brief=terminal.is_bounded)

@@ -160,13 +160,13 @@ def _has_own_remedy(answer: httpx.Response) -> bool:
 
 
 def _facts(problem: Mapping[str, Any]) -> str:
-    """The given and the legal values in parentheses; without the given one if there is none or the message has it."""
+    """The given and the valid values in parentheses; without the given one if there is none or the message has it."""
     given = problem.get("given") or "null"
     named = given.strip('"')
     # A message can't name an empty value, but every message contains it.
     is_named = named.strip() and re.search(rf"(?<!\w){re.escape(named)}(?!\w)", problem["message"])
     facts = [f"given: {given}"] if given != "null" and not is_named else []
-    facts += [f"legal: {problem['legal']}"] if problem.get("legal") else []
+    facts += [f"valid: {problem['legal']}"] if problem.get("legal") else []
     return f" ({'; '.join(facts)})" if facts else ""
 
 

@@ -2,13 +2,17 @@
 
 This file has the names that declare a workload, and never imports torch. `worker`: context and RPC helpers for a role's
 `run`. `job_loop`, `loop`: training loops. `checkpoint`: state of optimizers and random numbers. `params`: shared
-parameters. `optimizers`, `precision`, `flat`: torch objects for parameters. `metrics`: metrics of classifiers, and
-`declarations` of what loops and scores report. Input: `files`, `images`, `tables`, `text`, `environments`,
-`data_order`, `same_input`, and `cache` for derived data on a node. `builders`: custom code of a job.
-`parameter_server`: sharded weights. `pipelining`, `schedules`, `stages`, `split_backward`, `grid`, `meter`: pipelines.
-`structure`: custom models. `export`: archives for users.
+parameters, and `divisors`: the nearest valid values for their errors. `optimizers`, `precision`, `flat`: torch objects
+for parameters. `metrics`: metrics of classifiers, and `declarations` of what loops and scores report. Input: `files`,
+`data_access`, `images`, `tables`, `text`, `environments`, `data_order`, `same_input`, and `cache` for derived data on a
+node. `builders`: custom code of a job. `parameter_server`: sharded weights. `pipelining`, `schedules`, `csv_schedules`,
+`own_schedule`, `stages`, `split_backward`, `grid`, `meter`: pipelines. `structure`: custom models. `export`: archives
+for users.
 
-Public names of this package change only with a minor release, and the changelog describes each change.
+`native`, `orders`, `pictures` and `pipeline_steps` are internal: they serve the modules above, built-in workloads, the
+master and the command, and change with any release.
+
+Public names of all other modules change only with a minor release, and the changelog describes each change.
 """
 
 from rolecall.spec.errors import InputError, Stopped, WorkloadError

@@ -186,7 +186,7 @@ def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
 
 
 def _is_legal(lock: Path) -> bool:
-    """True if `build_once` can have made the lock: the draft next to it has a legal name, and the key has no dot."""
+    """True if `build_once` can have made the lock: the draft next to it has a valid name, and the key has no dot."""
     return "." not in lock.stem and len(os.fsencode(lock.with_suffix(_DRAFT).name)) <= _MAX_NAME_BYTES
 
 

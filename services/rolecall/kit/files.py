@@ -98,14 +98,12 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
 
 def _local(plain: str, access: DataAccess) -> tuple[Any, str]:
     """The local file system and the absolute path. Checks a glob's root folder before it lists any folder."""
-    path = os.path.join(os.getcwd(), plain)
-    access.resolve(_glob_root(path) if _is_glob(path) else path)
+    path = root = os.path.join(os.getcwd(), plain)
+    if _is_glob(path):
+        first = min(path.index(sign) for sign in _GLOB_SIGNS if sign in path)
+        root = path[: path.rindex("/", 0, first) + 1]
+    access.resolve(root)
     return LocalFileSystem(), path
-
-
-def _glob_root(glob: str) -> str:
-    first = min(glob.index(sign) for sign in _GLOB_SIGNS if sign in glob)
-    return glob[: glob.rindex("/", 0, first) + 1]
 
 
 _GLOB_SIGNS = "*?["

@@ -87,12 +87,12 @@ def join_state(
     if not _has_vector(optimizer, parameters):
         return state
     first = [name for name in state if name.startswith(f"{_PREFIX}0/")]
-    return {name: _join(state, name.rpartition("/")[2], len(parameters)) for name in first}
-
-
-def _join(state: Tensors, key: str, count: int) -> torch.Tensor:
-    parts = [state[f"{_PREFIX}{index}/{key}"] for index in range(count)]
-    return torch.cat([part.flatten() for part in parts]) if parts[0].ndim else parts[0]
+    joined: dict[str, torch.Tensor] = {}
+    for name in first:
+        key = name.rpartition("/")[2]
+        parts = [state[f"{_PREFIX}{index}/{key}"] for index in range(len(parameters))]
+        joined[name] = torch.cat([part.flatten() for part in parts]) if parts[0].ndim else parts[0]
+    return joined
 
 
 def _has_vector(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> bool:

@@ -167,7 +167,9 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             decision = self._agreement.after(self.position.step, self._local_decision)
             due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
             # A step has one checkpoint. The one at the end of an epoch must contain the epoch's evaluation.
-            self._checkpoint_pending = due and self._ends_epoch() and not decision.stop
+            steps = self.position.step - self.position.epoch_start
+            ends_epoch = steps >= self.steps_per_epoch or self._out_of_steps()
+            self._checkpoint_pending = due and ends_epoch and not decision.stop
             if due and not self._checkpoint_pending:
                 self.save()
             if decision.stop:
@@ -189,9 +191,6 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             spent=self.spent,
         )
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + samples)
-
-    def _ends_epoch(self) -> bool:
-        return self.position.step - self.position.epoch_start >= self.steps_per_epoch or self._out_of_steps()
 
     def _local_decision(self) -> Decision:
         mode = self.context.stop_requested()

@@ -22,7 +22,9 @@ def planned_order(name: ScheduleName, ranks: int, micro_batches: int, virtual_st
             case "LoopedBFS":
                 tasks = _breadth_first(stages, micro_batches)
             case "ZBVZeroBubble":
-                tasks = _zero_bubble_v(rank, ranks, stages, micro_batches)
+                # Planned for as many micro-batches as fill it; the excess is left out.
+                planned = _zero_bubble_v(rank, ranks, stages, max(2 * ranks - 1, micro_batches))
+                tasks = [task for task in planned if task.micro_batch < micro_batches]
             case "DualPipeV":
                 tasks = _DualPipeV(rank, ranks, stages).tasks(micro_batches)
             case _:
@@ -90,12 +92,7 @@ class _Counter:
 
 
 def _zero_bubble_v(rank: int, ranks: int, stages: list[int], micro_batches: int) -> Iterator[Task]:
-    """Zero bubble in a V (Qi et al., 2023): planned for as many micro-batches as fill it; the excess is left out."""
-    planned = _full_zero_bubble_v(rank, ranks, stages, max(2 * ranks - 1, micro_batches))
-    return (task for task in planned if task.micro_batch < micro_batches)
-
-
-def _full_zero_bubble_v(rank: int, ranks: int, stages: list[int], micro_batches: int) -> Iterator[Task]:
+    """Zero bubble in a V (Qi et al., 2023)."""
     down, up = stages
     counter = _Counter()
     for _ in range(2 * (ranks - rank) - 1):

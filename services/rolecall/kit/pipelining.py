@@ -119,7 +119,8 @@ def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
                 waiting[missing].append(rank)
                 break
             begin = max([own[-1].end if own else 0, *(done[need] for need in needs)])
-            result = _result_key(task)
+            # A full backward pass includes the input gradient, under which dependents look it up.
+            result = task._replace(kind="I") if task.kind == "B" else task
             done[result] = end = begin + COSTS[task.kind]
             own.append(TimedTask(task, begin, end))
             ready += waiting.pop(result, ())
@@ -145,11 +146,6 @@ def _dependencies(task: Task, last: int) -> list[Task]:
         return [Task(stage, "I", micro_batch)]
     gradient = [Task(stage + 1, "I", micro_batch)] if stage < last else []
     return [Task(stage, "F", micro_batch), *gradient]
-
-
-def _result_key(task: Task) -> Task:
-    """The task under which dependents look up the result: a full backward pass includes the input gradient."""
-    return task._replace(kind="I") if task.kind == "B" else task
 
 
 Side = Literal["beginning", "end"]

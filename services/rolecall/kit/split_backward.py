@@ -23,13 +23,10 @@ def split_backward(module: nn.Module, deferred: list[WeightPass]) -> None:
     than zeros of a given width, or of a subclass is not split.
     """
     for conv in module.modules():
-        if type(conv) is nn.Conv2d and _pads_zeros(conv) and _trains_own_weights(conv):
+        if type(conv) is not nn.Conv2d or isinstance(conv.padding, str):
+            continue  # The padding `same` can differ between two sides.
+        if conv.padding_mode == "zeros" and _trains_own_weights(conv):
             setattr(conv, "_conv_forward", partial(_convolve, conv, deferred))  # noqa: B010 - other argument names
-
-
-def _pads_zeros(conv: nn.Conv2d) -> bool:
-    """False also for padding that is given as `same`, which can differ between two sides."""
-    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def _trains_own_weights(conv: nn.Conv2d) -> bool:

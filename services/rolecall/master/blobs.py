@@ -253,7 +253,7 @@ class _Upload:
 def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
         raise BlobError(
-            f"{blob!r} is not a blob name; legal are letters, digits, '.', '_', '-', in parts separated by '/'"
+            f"{blob!r} is not a blob name; valid are letters, digits, '.', '_', '-', in parts separated by '/'"
         )
     return blob
 

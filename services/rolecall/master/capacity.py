@@ -18,7 +18,7 @@ def lacking(resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> 
         machines = [spec.machine for spec in live if spec.role is role]
         fitting = [machine for machine in machines if machine.gpus] if own.gpus else machines
         if machines and not fitting:
-            legal = f"0, or start a {role} node that sees a GPU"
+            legal = f"0, or start a node of the role {role} that sees a GPU"
             errors.append(field_error(f"roles.{role}.gpus", f"no live {role} node has a GPU", own.gpus, legal))
         elif machines and own.threads and own.threads > (most := max(machine.cores for machine in fitting)):
             which = f"live {role} node with a GPU" if own.gpus else f"live {role} node"

@@ -44,7 +44,7 @@ class Catalogue:
         if name in self.workloads:
             return self.workloads[name]
         found = unknown("workload", "workload", name, self.workloads)
-        raise NotFound(f"{found['message']}{self._hint(name)} (legal: {found['legal']})")
+        raise NotFound(f"{found['message']}{self._hint(name)} (valid: {found['legal']})")
 
     def example(self, name: str) -> dict[str, Any] | None:
         """A job that runs, from `example.json` in the workload's package; None if it has none."""
@@ -236,7 +236,7 @@ def _check_together(workload: Workload[Any], params: Params, roles: dict[Role, i
 def _loaded(point: EntryPoint) -> Workload[Any]:
     loaded = point.load()
     if not isinstance(loaded, Workload):
-        raise TypeError(f"{point.value} is not a Workload but a {type(loaded).__name__}")
+        raise TypeError(f"{point.value} has the type {type(loaded).__name__}, not Workload")
     workload = cast(Workload[Any], loaded)
     if workload.per_node and not issubclass(workload.params, PerNodeParams):
         raise TypeError(f"{workload.name} runs on every node, so its params must be a kind of PerNodeParams")

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from rolecall.edge.logs import about
 from rolecall.master.clock import Clock
 from rolecall.master.instruments import Instruments
@@ -146,7 +144,8 @@ class Exporter:
             ended = await exports.due(connection, self.target.kind, since, _AT_ONCE, without=later)
             running = await exports.running(connection) if self.target.is_live else []
             gone = (self._failing.keys() | self._running) - later - {*running, *ended}
-            over = {job for job in gone if await self._is_over(connection, job)}
+            found = {job: await jobs.find(connection, job) for job in gone}
+        over = {job for job, record in found.items() if record is None or record.state.ended}
         if len(ended) < _AT_ONCE:  # Otherwise, some of them may still be due.
             for job in over:
                 await self._drop(job)
@@ -154,11 +153,6 @@ class Exporter:
         self._running = {*running, *self._leaving}
         due = [*ended, *(job for job in (*running, *self._leaving) if job not in later)]
         return sorted(due, key=lambda job: job in self._failing)
-
-    async def _is_over(self, connection: AsyncConnection, job: str) -> bool:
-        """Return whether the job has ended or is deleted."""
-        found = await jobs.find(connection, job)
-        return found is None or found.state.ended
 
     async def _export(self, job: str) -> Accepted | Rejected:
         try:

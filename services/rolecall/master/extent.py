@@ -50,7 +50,7 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:
-    """The error of a single value, and the legal values."""
+    """The error of a single value, and the valid values."""
     if isinstance(value, str) and not _is_text(value):
         return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):

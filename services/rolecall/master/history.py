@@ -55,13 +55,12 @@ class History:
             for key in [(job.id, job.ended_at)]
             if key in known or job.id in read
         }
-        of_ended = {job: found for (job, _), found in self._ended.items()}
-        return of_ended | {one.job.id: self._of_running(one, now) for one in reporting}
-
-    def _of_running(self, one: Running, now: datetime) -> Goodput:
-        past = self._past[one.job.id, one.attempt.number]
-        spent = (one.progress and one.progress.spent) or TimeSpent()
-        return goodput(past, one.attempt, spent, created_at=one.job.created_at, until=now)
+        goodputs = {job: found for (job, _), found in self._ended.items()}
+        for one in reporting:
+            before = self._past[one.job.id, one.attempt.number]
+            spent = (one.progress and one.progress.spent) or TimeSpent()
+            goodputs[one.job.id] = goodput(before, one.attempt, spent, created_at=one.job.created_at, until=now)
+        return goodputs
 
 
 def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:

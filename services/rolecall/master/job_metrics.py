@@ -95,7 +95,11 @@ def _progress(running: Sequence[Running]) -> Iterator[GaugeMetricFamily]:
 def _declared(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
     newest = [(one.job.id, one.job.workload, _reported(one.progress)) for one in found.running if one.progress]
     newest += [(job.id, job.workload, _reported(job.progress)) for job in found.ended]
-    results = [(job.id, job.workload, _numbers(job.result or {})) for job in found.ended]
+    results = [
+        (job.id, job.workload, {name: float(value) for name, value in result.items() if isinstance(value, int | float)})
+        for job in found.ended
+        if (result := job.result)
+    ]
     about = "The newest value of a metric that the workload declares; also for an hour after the job's end."
     yield gauge("rolecall_job_metric", about, _MEASURED, _placed(newest, found.places))
     about = "A declared metric in the job's result, for an hour after its end."
@@ -104,10 +108,6 @@ def _declared(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
 
 def _reported(progress: Progress) -> dict[str, float]:
     return progress.metrics | ({} if progress.loss is None else {"loss": progress.loss})
-
-
-def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _placed(

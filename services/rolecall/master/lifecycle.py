@@ -80,11 +80,13 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
     """The next step of a placed job, or None if there is nothing to do yet."""
     if gang.job.state is JobState.STOPPING:
         return _finish(gang, expendable) if all(worker.state.ended for worker in gang.workers) else None
-    if _is_blamed(gang, expendable):
+    is_complete = _is_complete(gang, expendable)
+    # A worker that only lost its peers after rank 0's success doesn't end the attempt.
+    if any(not (is_complete and failure.consequence) for _, failure in _blamed(gang, expendable)):
         return JobStep(JobState.STOPPING, cause_of(gang, expendable), stop=StopMode.ABORT)
     if gang.job.state is JobState.PLACED and _has_joined(gang, expendable):
         return JobStep(JobState.RUNNING)
-    if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
+    if gang.job.state is JobState.RUNNING and is_complete:
         if all(worker.state.ended for worker in gang.workers):
             return JobStep(JobState.SUCCEEDED)
         return JobStep(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
@@ -233,12 +235,6 @@ def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord
 def _is_spared(worker: WorkerRecord, expendable: Collection[Role]) -> bool:
     """Return whether the gang can continue without the worker. Before the rendezvous it needs all workers."""
     return worker.role in expendable and worker.joined_at is not None
-
-
-def _is_blamed(gang: Gang, expendable: Collection[Role]) -> bool:
-    """Return whether a failure ends the attempt. A worker that only lost its peers after rank 0's success does not."""
-    done = _is_complete(gang, expendable)
-    return any(not (done and failure.consequence) for _, failure in _blamed(gang, expendable))
 
 
 def _is_complete(gang: Gang, expendable: Collection[Role]) -> bool:

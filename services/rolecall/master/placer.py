@@ -167,7 +167,9 @@ class Placer:
         inputs = _Inputs(self._offers(), self.access.limits, self.view.gangs, self._queue_of(ready))
         in_time = self._again_at is None or now < self._again_at
         holds = in_time and self._inputs is not None and inputs.continues(self._inputs)
-        if holds and all(self._has_reason(job) for job in ready):
+        decided = self._earlier.waiting
+        # All jobs wait by the last pass's decision, and the stored reasons are still the decided ones.
+        if holds and all(job.id in decided and decided[job.id].lasting == job.waiting_for for job in ready):
             self._inputs = inputs
             return self._due_s(now)
         self._inputs = None
@@ -183,11 +185,6 @@ class Placer:
         if len(waiting) == len(outcomes):
             self._inputs = inputs
         return took_s if self._earlier.undecided else self._due_s(now)
-
-    def _has_reason(self, job: JobSummary) -> bool:
-        """Return whether the last pass decided that a job waits, and the stored reason is still that."""
-        why = self._earlier.waiting.get(job.id)
-        return why is not None and why.lasting == job.waiting_for
 
     def _ready(self, now: datetime) -> list[JobSummary]:
         """The queued jobs that have no back-off."""

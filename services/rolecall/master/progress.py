@@ -154,7 +154,7 @@ class _JobReader:
         """Count skipped lines of a stream, and log the first."""
         if key not in self._skipped:
             reason = one_line(str(error)[:_ERROR_CHARS])
-            _LOG.warning("a progress line is not legal and is skipped: %s", reason, extra=_about_skipped_line(key))
+            _LOG.warning("a progress line is invalid and is skipped: %s", reason, extra=_about_skipped_line(key))
         self._skipped[key] += count
 
 

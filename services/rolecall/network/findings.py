@@ -104,7 +104,15 @@ def classify_links(links: Sequence[Link]) -> Iterator[NodeFinding]:
 
 def classify_speed(pair: Pair, speed: Speed, bounds: SpeedBounds) -> list[NodeFinding]:
     """A finding for the round trip and one for the bandwidth."""
-    return [_ping(pair, speed, bounds), _bandwidth(pair, speed, bounds)]
+    took, slow = f"{speed.ping_ms:.2f} ms", speed.ping_ms > bounds.ping_ms
+    bound = f"longer than {bounds.ping_ms:g} ms"
+    remedy = "move the nodes closer together, or leave cores of their machines idle: every look-up waits this long"
+    ping = _measured(pair, "ping", took, slow=slow, bound=bound, remedy=remedy)
+    rates = f"{_shown(speed.sent_mb_per_s)} MB/s there, {_shown(speed.received_mb_per_s)} MB/s back"
+    slow = min(speed.sent_mb_per_s, speed.received_mb_per_s) < bounds.mb_per_s
+    bound = f"less than {bounds.mb_per_s:g} MB/s"
+    remedy = "check what else uses the network, and its speed and MTU"
+    return [ping, _measured(pair, "bandwidth", rates, slow=slow, bound=bound, remedy=remedy)]
 
 
 def stalled(pair: Pair, why: str) -> NodeFinding:
@@ -208,20 +216,6 @@ def _alike(
         )
         for one in odd
     ]
-
-
-def _ping(pair: Pair, speed: Speed, bounds: SpeedBounds) -> NodeFinding:
-    took, bound = f"{speed.ping_ms:.2f} ms", f"longer than {bounds.ping_ms:g} ms"
-    remedy = "move the nodes closer together, or leave cores of their machines idle: every look-up waits this long"
-    return _measured(pair, "ping", took, slow=speed.ping_ms > bounds.ping_ms, bound=bound, remedy=remedy)
-
-
-def _bandwidth(pair: Pair, speed: Speed, bounds: SpeedBounds) -> NodeFinding:
-    rates = f"{_shown(speed.sent_mb_per_s)} MB/s there, {_shown(speed.received_mb_per_s)} MB/s back"
-    slow = min(speed.sent_mb_per_s, speed.received_mb_per_s) < bounds.mb_per_s
-    remedy = "check what else uses the network, and its speed and MTU"
-    bound = f"less than {bounds.mb_per_s:g} MB/s"
-    return _measured(pair, "bandwidth", rates, slow=slow, bound=bound, remedy=remedy)
 
 
 def _rpc(nodes: Sequence[str], level: Level, message: str, remedy: str) -> NodeFinding:

@@ -65,7 +65,7 @@ async def find_route(host: str, port: int) -> ResolvedRoute:
     try:
         found = await run_in_daemon_thread(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM)
     except UnicodeError as error:
-        cause = "not a legal name: each part between its dots must have 1 to 63 characters"
+        cause = "not a valid name: each part between its dots must have 1 to 63 characters"
         raise socket.gaierror(socket.EAI_NONAME, cause) from error
     family, kind, protocol, _, target = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -129,7 +129,10 @@ def ask_driver(question: str, answer: TypeAdapter[_Answer], limit_s: float) -> _
     try:
         done = subprocess.run([*_ASK, question], capture_output=True, timeout=limit_s, check=False)  # noqa: S603
         if done.returncode:
-            raise GpusUnknown(f"NVIDIA's driver failed: {_reason(done)}; {_WHERE_TO_LOOK}")
+            printed = done.stderr.decode(errors="replace").strip().splitlines()
+            # The last line is the driver's error, unless a signal ended the process.
+            why = printed[-1].rstrip(".") if printed and done.returncode > 0 else describe_exit(done.returncode)
+            raise GpusUnknown(f"NVIDIA's driver failed: {why}; {_WHERE_TO_LOOK}")
         return answer.validate_json(done.stdout)
     except subprocess.TimeoutExpired:
         raise GpusUnknown(f"NVIDIA's driver did not answer within {limit_s:g} s; {_WHERE_TO_LOOK}") from None
@@ -138,12 +141,6 @@ def ask_driver(question: str, answer: TypeAdapter[_Answer], limit_s: float) -> _
     except ValidationError as error:
         problem = first_problem(error)
         raise GpusUnknown(f"NVIDIA's driver gave an answer that can't be read: {problem}; {_WHERE_TO_LOOK}") from None
-
-
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The signal that ended the process, or the last line that it printed."""
-    printed = done.stderr.decode(errors="replace").strip().splitlines()
-    return printed[-1].rstrip(".") if printed and done.returncode > 0 else describe_exit(done.returncode)
 
 
 def count_installed(devices: Path = Path("/sys/bus/pci/devices")) -> int:

@@ -14,7 +14,7 @@ class NodeHealth:
     waiting_for: str = "a route to its master"
     """The cause for which the node waits; empty when it works."""
     has_registered: bool = False
-    """Whether its master has accepted it since the program started."""
+    """True once its master has accepted it since the program started."""
 
     def wait_for(self, cause: str) -> None:
         self.waiting_for = cause

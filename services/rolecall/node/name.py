@@ -12,26 +12,23 @@ _LOOKUP_S = 5.0
 
 
 def node_name(configured: str | None) -> str:
-    """The configured name, by default the host name. Raises `SettingsError` for an illegal name.
+    """The configured name, by default the host name. Raises `SettingsError` for an invalid name.
 
     If the host name is the beginning of the container's id, which is different each time, the name is that of the
     container, such as `rolecall-trainer-1`.
     """
     name = configured or socket.gethostname().lower()
     if not configured and _CONTAINER_ID.fullmatch(name):
-        names = (_name_of(address) for address in _own_addresses())
+        own = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
+        own = [one.address for one in own if one.family is socket.AF_INET and not one.address.startswith("127.")]
+        names = (_name_of(address) for address in own)
         name = next((one for one in names if one and _LEGAL.fullmatch(one)), name)
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
-            f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
+            f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; valid are up to 63 of a-z, 0-9, '-' and '.', "
             "beginning and ending with a letter or digit"
         )
     return name
-
-
-def _own_addresses() -> list[str]:
-    found = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
-    return [one.address for one in found if one.family is socket.AF_INET and not one.address.startswith("127.")]
 
 
 def _name_of(address: str) -> str | None:

@@ -228,7 +228,7 @@ class WorkerProcess:
 
 
 def _legal(metric: WorkerMetric, found: Any) -> dict[str, float]:
-    """The finite numbers among `found`, by legal values of the metric's label."""
+    """The finite numbers among `found`, by valid values of the metric's label."""
     if not isinstance(found, dict):
         return {}
     by_label = cast(dict[str, Any], found)

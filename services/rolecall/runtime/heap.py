@@ -1,4 +1,8 @@
-"""The heap of a worker's process, as the GNU C library manages it."""
+"""The heap of a worker's process, as the GNU C library manages it.
+
+It is apart from its caller, `rendezvous`, and without torch, so that a test measures the heap in a process of its own
+(`tests/settings/test_child_environments.py`).
+"""
 
 import ctypes
 

@@ -50,7 +50,7 @@ def read_log_format() -> Literal["text", "json"]:
 
 
 def read_role() -> str:
-    """The container's `ROLE`, or a `SettingsError` that lists the legal ones."""
+    """The container's `ROLE`, or a `SettingsError` that lists the valid ones."""
     role = os.environ.get("ROLE", "")
     if role not in set(Role):
         given = f"ROLE={role!r} is unknown" if role else "ROLE is not set"

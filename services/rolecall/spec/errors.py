@@ -16,7 +16,7 @@ class RolecallError(Exception):
 
 
 class SettingsError(RolecallError):
-    """A variable of the container's environment is missing or has an illegal value."""
+    """A variable of the container's environment is missing or has an invalid value."""
 
     retryable = False
 
@@ -63,7 +63,7 @@ class StorageLimitReached(LimitReached):
 
 
 class InvalidRequest(RolecallError):
-    """A request is invalid; `field_errors` lists every invalid field with the given value and the legal values."""
+    """A request is invalid; `field_errors` lists every invalid field with the given value and the valid values."""
 
     retryable = False
 

@@ -79,7 +79,7 @@ class Workload(Generic[P]):
     rpc_timeout_s: Callable[[P], float] | None = field(default=None)
     """The seconds after which an RPC call without a timeout of its own fails; by default 600."""
     check_counts: Callable[[P, dict[Role, int]], None] | None = field(default=None)
-    """Raises `ValueError`, with the legal values, if counts and parameters are inconsistent."""
+    """Raises `ValueError`, with the valid values, if counts and parameters are inconsistent."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
     """Runs in each worker before the rendezvous. Raises `InputError` for what only the worker's node can detect.
 

@@ -182,24 +182,13 @@ def _plan(
     gpus: Mapping[Role, Sequence[str]] = MappingProxyType({}),
 ) -> GangPlan:
     ordered = [(role, role_rank) for role in RANK_ORDER for role_rank in range(roles.get(role, 0))]
-    return GangPlan(
-        workers=tuple(
-            WorkerPlan(
-                rank=rank,
-                role=role,
-                role_rank=role_rank,
-                node="here",
-                threads=threads.get(role, 1),
-                gpu=_gpu(gpus, role, role_rank),
-            )
-            for rank, (role, role_rank) in enumerate(ordered)
-        )
-    )
-
-
-def _gpu(gpus: Mapping[Role, Sequence[str]], role: Role, role_rank: int) -> str | None:
-    uuids = gpus.get(role, ())
-    return uuids[role_rank % len(uuids)] if uuids else None
+    workers: list[WorkerPlan] = []
+    for rank, (role, role_rank) in enumerate(ordered):
+        uuids = gpus.get(role, ())
+        gpu = uuids[role_rank % len(uuids)] if uuids else None
+        count = threads.get(role, 1)
+        workers.append(WorkerPlan(rank=rank, role=role, role_rank=role_rank, node="here", threads=count, gpu=gpu))
+    return GangPlan(workers=tuple(workers))
 
 
 def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:

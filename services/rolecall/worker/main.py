@@ -118,7 +118,7 @@ def _leave_timeline(outputs: Outputs, timeline: Timeline) -> None:
 
 
 def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
-    """The parameters, which a master has checked. Illegal ones come from another version of the workload: the job was
+    """The parameters, which a master has checked. Invalid ones come from another version of the workload: the job was
     stored by another release, or the node's plug-in differs from the master's."""
     try:
         return workload.params.model_validate(given)

@@ -70,15 +70,19 @@ class Sandbox:
     def hint(self, error: BaseException) -> str:
         """A hint for the message of an error if the sandbox refused a path, else empty."""
         path = _refused(error)
-        if path is None or not self.rules or self._may_write(path) or not _permitted_by_mode(path):
+        if path is None or not self.rules:
+            return ""
+        is_writable = any(
+            path.is_relative_to(root.resolve()) for root, access in self.rules if access in (WRITE, SCRATCH)
+        )
+        # The sandbox doesn't affect `access`: this is the mode of the file, or of the folder for a new file.
+        is_permitted = os.access(path, os.R_OK) or os.access(path.parent, os.W_OK)
+        if is_writable or not is_permitted:
             return ""
         return (
             f"; the sandbox keeps workers from {path}: add its folder to ROLECALL_DATA_ROOTS (data) or "
             "ROLECALL_PLUGINS (code) to let them read it, write below $TMPDIR, or set ROLECALL_SANDBOX=off on this node"
         )
-
-    def _may_write(self, path: Path) -> bool:
-        return any(path.is_relative_to(root.resolve()) for root, access in self.rules if access in (WRITE, SCRATCH))
 
 
 def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
@@ -137,12 +141,6 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
             yield folder, WRITE
 
 
-def _system() -> Iterator[Rule]:
-    yield from ((Path("/etc", name), READ) for name in _ETC)
-    yield Path("/dev"), LIST
-    yield from ((Path("/dev", name), DEVICE) for name in _DEVICES)
-
-
 def _python() -> Iterator[Path]:
     """The folders of Python's code, without the root folder, the user's home, and the node's working directory.
 
@@ -178,11 +176,6 @@ def _except(path: Path, hidden: Collection[Path]) -> Iterator[Rule]:
             yield from _except(child, inside)
 
 
-def _permitted_by_mode(path: Path) -> bool:
-    """True if the mode of the file allows this user to read or create it. The sandbox doesn't affect `access`."""
-    return os.access(path, os.R_OK) or os.access(path.parent, os.W_OK)
-
-
 def _refused(error: BaseException | None) -> Path | None:
     """The path of a `PermissionError` in the chain of causes. A job can construct any errors, paths and chains."""
     seen: set[int] = set()
@@ -197,5 +190,13 @@ def _refused(error: BaseException | None) -> Path | None:
 
 
 # These rules are the same for all workers of a node, and computed once, when the fork server imports this module.
-_SYSTEM: tuple[Rule, ...] = tuple(rule for rule in _system() if rule[0].exists())
+_SYSTEM: tuple[Rule, ...] = tuple(
+    (path, access)
+    for path, access in (
+        *((Path("/etc", name), READ) for name in _ETC),
+        (Path("/dev"), LIST),
+        *((Path("/dev", name), DEVICE) for name in _DEVICES),
+    )
+    if path.exists()
+)
 _SOFTWARE: tuple[Path, ...] = tuple(dict.fromkeys((*(Path(path).resolve() for path in _FOLDERS), *_python())))

@@ -24,7 +24,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"environment": "subprocess:Popen"}, "not allowed subprocess"),
         ({"environment": "shutil:Walk-v0"}, "not allowed shutil"),
         ({"environment": "tests.workloads.reinforce.nowhere:Env"}, "No module named"),
-        ({"environment": f"{HERE}:no_environment"}, "is a dict, not a gymnasium.Env"),
+        ({"environment": f"{HERE}:no_environment"}, "has the type dict, not gymnasium.Env"),
         ({"environment": f"{HERE}:Nothing"}, "Nothing"),
         ({"environment": {"id": "CartPole-v1", "kwargs": {"gravity": 1}}}, "gravity"),
         ({"environment": {"id": "CartPole-v1", "wrappers": ["NoSuchWrapper"]}}, "NoSuchWrapper"),

@@ -81,7 +81,7 @@ def test_a_model_of_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(blocks_of(model)) == ["0", "1", "2"]
     part = ModelPart(params(model=small), 3, ["2"], CPU)
     torch.testing.assert_close(part.weights()["2.weight"], model.get_parameter("2.weight").detach(), rtol=0, atol=0)
-    with pytest.raises(InputError, match=r"their_nets:uncut returned a Linear, not an nn\.Sequential"):
+    with pytest.raises(InputError, match=r"their_nets:uncut returned a value of the type Linear, not nn\.Sequential"):
         whole_model(params(model={"builder": "their_nets:uncut"}), 3)
 
 

@@ -72,7 +72,7 @@ def test_a_cut_that_a_custom_model_does_not_have_is_refused_before_it_has_weight
     check_node(custom("pool"), Role.STAGE)
     with pytest.raises(InputError, match=r"^cuts: the model has no block layer3\.0 to cut before; valid: pool, head$"):
         check_node(custom("layer3.0"), Role.STAGE)
-    with pytest.raises(InputError, match="returned a Linear, not an nn"):
+    with pytest.raises(InputError, match="returned a value of the type Linear, not nn"):
         check_node(custom("pool", function="loose"), Role.STAGE)
     check_node(custom("layer3.0"), Role.MASTER)
 

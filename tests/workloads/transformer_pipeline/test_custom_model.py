@@ -158,7 +158,7 @@ def test_models_that_cant_be_cut_by_hand_are_refused(spoiled: str, expected: str
 @pytest.mark.parametrize(
     ("builder", "stages", "changes", "expected"),
     [
-        ("their_chains:text", 2, {}, "returned a str, not a torch module"),
+        ("their_chains:text", 2, {}, "returned a value of the type str, not a torch module"),
         ("their_chains:chain", 6, {}, "5 blocks for 6 virtual stages"),
         ("their_chains:chain", 2, {"cuts": ["layers.2"]}, "no block layers.2 to cut before; valid: layers.0, layers.1"),
         ("their_chains:chain", 2, {"cuts": [{"layer": "output", "at": "end"}]}, "no block output to cut after"),

@@ -47,7 +47,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
         why = f"can't be created on this node: {shorten_error(str(error))}"
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
-        raise InputError(f"the environment {environment.id!r} is a {type(made).__name__}, not a gymnasium.Env")
+        raise InputError(f"the environment {environment.id!r} has the type {type(made).__name__}, not gymnasium.Env")
     return made
 
 

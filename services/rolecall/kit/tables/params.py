@@ -34,7 +34,7 @@ class Label(workload.Params):
     """The values of a label with two or more classes, in the order of the model's outputs; other values can't be
     parsed. `auto`: the distinct values in the training files, sorted."""
     numeric: bool = False
-    """Whether the label is a number to predict (regression)."""
+    """True if the label is a number to predict (regression)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -84,7 +84,9 @@ async def show_timeline(  # noqa: PLR0917 - the framework passes by name
     asked = {member.rank: member for member in members if live and not member.state.ended}
     replies = await master.inspections.ask("timeline", record.owner, list(asked.values()))
     chosen = steps or (_SVG_STEPS if format == "svg" else None)
-    machines = await _machines(master, members)
+    async with master.database.read() as connection:
+        nodes = (await node_store.load(connection, {member.node for member in members})).known
+    machines = {name: node.spec.machine.boot_id for name, node in nodes.items()}
 
     def render() -> tuple[bytes, str]:
         count = max(1, _MAX_SPANS // len(members))
@@ -202,13 +204,6 @@ async def _running(master: Master, job: str) -> tuple[str, list[WorkerRecord]]:
     if not record.state.holds_slots or not running:
         raise Conflict(f"job {job} has no running workers: it {record.state.predicate}")
     return record.owner, running
-
-
-async def _machines(master: Master, members: list[WorkerRecord]) -> dict[str, str]:
-    """The boot id of the machine of each node."""
-    async with master.database.read() as connection:
-        known = (await node_store.load(connection, {member.node for member in members})).known
-    return {name: node.spec.machine.boot_id for name, node in known.items()}
 
 
 def _sort_out(

@@ -109,7 +109,10 @@ def _lane(scope: Scope) -> _Lane | None:
         return None
     else:
         token = found.caller.name
-    if _is_large(Headers(scope=scope)):
+    headers = Headers(scope=scope)
+    size = headers.get("content-length", "0")
+    is_of_unknown_size = "transfer-encoding" in headers or not size.isdecimal()
+    if is_of_unknown_size or int(size) > LARGE_BYTES:
         return _Lane(token, "large", 1)
     kind = "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
     return _Lane(token, "page" if is_of_page(scope["path"]) else kind)
@@ -119,9 +122,3 @@ def _owner(scope: Scope, job: str) -> str:
     """The owner of a job that holds slots; empty for others, whose workers are refused."""
     gang = master_of(scope["app"]).view.gangs.get(job)
     return gang.job.owner if gang else ""
-
-
-def _is_large(headers: Headers) -> bool:
-    """Return whether the body is large, or of unknown size."""
-    size = headers.get("content-length", "0")
-    return "transfer-encoding" in headers or not size.isdecimal() or int(size) > LARGE_BYTES

@@ -32,7 +32,9 @@ class _Readable(TypeDecorator[Any]):
             try:
                 return inner(value) if inner else value
             except ValidationError as error:
-                return Unreadable(_first(error))
+                first = error.errors(include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                return Unreadable(f"{where}: {first['msg']}" if where else first["msg"])
             except (ValueError, TypeError) as error:
                 return Unreadable(str(error))
 
@@ -70,10 +72,3 @@ class Document(_Readable):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else self._adapter.validate_json(value, context=STORED)
-
-
-def _first(error: ValidationError) -> str:
-    """The first error in one line: the path in the value, and the message."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]

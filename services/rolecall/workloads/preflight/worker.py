@@ -73,19 +73,17 @@ def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
     def meter(pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
         if context.stop_requested():
             raise Stopped("the measurements were stopped")
-        calls = [_begin(names[one], names[other], budget_s) for one, other in pairs]
+        # The inner call must time out first: its error names the pair that stalls.
+        patience_s = budget_s + 2 * CALL_S
+        calls = [
+            rpc.rpc_async(names[one], measure, (names[other], budget_s), timeout=patience_s) for one, other in pairs
+        ]
         return [_awaited(call) for call in calls]
 
     names = {worker.node: worker_name(worker.role, worker.role_rank) for worker in context.launch.gang.workers}
     params = context.params
     bounds = SpeedBounds(params.slow_ping_ms, params.slow_mb_per_s)
     yield from Survey(list(names), params.measure_s, bounds, meter, context.report.event).findings()
-
-
-def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed | str]":
-    # The inner call must time out first: its error names the pair that stalls.
-    patience_s = budget_s + 2 * CALL_S
-    return rpc.rpc_async(one, measure, (other, budget_s), timeout=patience_s)
 
 
 def _awaited(call: "torch.futures.Future[Speed | str]") -> Speed | str:

@@ -129,16 +129,17 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _run_updates(self) -> None:
         while True:
-            if self._evaluation_due():
+            update = self.position.update
+            due = update % self.params.evaluation.every_updates == 0 or self._finished()
+            if due and update > self.position.evaluated:
                 self._evaluate()
             if self._finished():
                 if self._target_reached():
-                    text = f"reached target_return {self._target:g} at update {self.position.update}"
-                    self.context.report.event(text)
+                    self.context.report.event(f"reached target_return {self._target:g} at update {update}")
                 self._log_update()
                 return
-            with self.context.timeline.step(self.position.update + 1):
-                self._train_update(self.position.update + 1)
+            with self.context.timeline.step(update + 1):
+                self._train_update(update + 1)
             if self._checkpoint_due():
                 self._save_if_new()
 
@@ -228,11 +229,14 @@ class Training(JobLoop[UpdatePosition, Params]):
         self._unlogged = (position.update, lowest, position.running_return)
         if self._take_log_turn(is_last=False) if every is None else position.update % every == 0:
             self._log_update()
+        # The estimated total updates, from the mean steps per update so far.
+        expected = math.ceil(position.update * self.params.env_steps / max(1, position.env_steps))
+        expected = max(position.update, min(expected, self.params.max_updates or expected))
         self.context.report(
             position.update,
             loss=losses["loss"],
             samples=steps,
-            steps=self._expected_updates(),
+            steps=expected,
             spent=self.spent,
             metrics={
                 "env_steps": position.env_steps,
@@ -249,17 +253,6 @@ class Training(JobLoop[UpdatePosition, Params]):
             text = "update %d: lowest return of an observer %s, running return %.2f"
             _LOG.info(text, *self._unlogged, extra=about("returns"))
             self._unlogged = None
-
-    def _expected_updates(self) -> int:
-        """The estimated total updates, from the mean steps per update so far."""
-        position = self.position
-        expected = math.ceil(position.update * self.params.env_steps / max(1, position.env_steps))
-        return max(position.update, min(expected, self.params.max_updates or expected))
-
-    def _evaluation_due(self) -> bool:
-        update = self.position.update
-        due = update % self.params.evaluation.every_updates == 0 or self._finished()
-        return due and update > self.position.evaluated
 
     def _evaluate(self) -> None:
         """Evaluate the newest weights, and keep them if they are the best so far."""

@@ -74,7 +74,7 @@ def check_cuts(params: Params, own: Builder) -> None:
 
 def _require_sequential(model: object, own: Builder) -> nn.Sequential:
     if not isinstance(model, nn.Sequential):
-        raise InputError(f"{own.builder} returned a {type(model).__name__}, not an nn.Sequential")
+        raise InputError(f"{own.builder} returned a value of the type {type(model).__name__}, not nn.Sequential")
     return model
 
 

@@ -229,7 +229,7 @@ def check_cuts(params: Params, own: Model) -> None:
 
 def _require_module(built: object, own: Model) -> nn.Module:
     if not isinstance(built, nn.Module):
-        raise InputError(f"{own.builder} returned a {type(built).__name__}, not a torch module")
+        raise InputError(f"{own.builder} returned a value of the type {type(built).__name__}, not a torch module")
     return built
 
 
@@ -258,7 +258,8 @@ class SplitCustomModel(SplitModel):
                 f"{own.builder} returned a model of {len(blocks)} blocks for {stages} virtual stages, which each need "
                 f"one; use fewer stages, or more children: {', '.join(blocks)}"
             )
-        super().__init__(blocks, params.named_cuts, best_cuts([self._costs(blocks)] * stages))
+        costs = [float(sum(map(_multiplications, self._model.get_submodule(block).modules()))) for block in blocks]
+        super().__init__(blocks, params.named_cuts, best_cuts([costs] * stages))
         self._require_weights()
 
     @torch.no_grad()
@@ -295,10 +296,6 @@ class SplitCustomModel(SplitModel):
 
     def _names(self, stage: int) -> list[str]:
         return [self._blocks[block] for block in self._stages[stage]]
-
-    def _costs(self, blocks: tuple[str, ...]) -> list[float]:
-        """Multiplications per token: as many as weights, none for looking up embeddings."""
-        return [float(sum(map(_multiplications, self._model.get_submodule(block).modules()))) for block in blocks]
 
     def _require_weights(self) -> None:
         for stage in range(len(self._stages)):
@@ -349,6 +346,7 @@ def _text(error: Exception) -> str:
 
 
 def _multiplications(module: nn.Module) -> int:
+    """The module's own multiplications per token: as many as weights, none for looking up embeddings."""
     return 0 if isinstance(module, nn.Embedding) else sum(weight.numel() for weight in module.parameters(recurse=False))
 
 

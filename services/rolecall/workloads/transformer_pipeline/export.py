@@ -94,22 +94,20 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, corpus: Corp
         "model": params.model and params.model.model_dump(mode="json"),
         "text": params.text.model_dump(mode="json"),
     }
+    note = ""
+    if params.model is not None:
+        what = "it" if params.whole_model else "its layers"
+        note = _CUSTOM.format(builder=params.model.builder, what=what)
     files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
         "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
-        "README.md": _README + _custom_note(params) + readme_note(params.text),
+        "README.md": _README + note + readme_note(params.text),
     }
     path = write_archive(scratch, "model.zip", files | weights)
     for file in weights.values():
         file.unlink()
     return [path]
-
-
-def _custom_note(params: Params) -> str:
-    if params.model is None:
-        return ""
-    return _CUSTOM.format(builder=params.model.builder, what="it" if params.whole_model else "its layers")
 
 
 def _collect_files(pipeline: Pipeline, folder: Path) -> Iterator[Path]:
@@ -134,13 +132,10 @@ def _collect(pipeline: Pipeline, stage: int) -> dict[str, Tensor]:
         for weight in weights.values():
             dist.send(weight.cpu().contiguous(), group=grid.pipeline_group, group_dst=0)
     elif grid.rank == 0:
-        received: list[Any] = [None]
-        dist.recv_object_list(received, group=grid.pipeline_group, group_src=owner, device=_CPU)
-        return {name: _receive(shape, owner, pipeline) for name, shape in received[0]}
+        sent: list[Any] = [None]
+        dist.recv_object_list(sent, group=grid.pipeline_group, group_src=owner, device=_CPU)
+        received = {name: torch.empty(shape, dtype=pipeline.dtype) for name, shape in sent[0]}
+        for weight in received.values():
+            dist.recv(weight, group=grid.pipeline_group, group_src=owner)
+        return received
     return {}
-
-
-def _receive(shape: torch.Size, owner: int, pipeline: Pipeline) -> Tensor:
-    buffer = torch.empty(shape, dtype=pipeline.dtype)
-    dist.recv(buffer, group=pipeline.grid.pipeline_group, group_src=owner)
-    return buffer
