@@ -99,6 +99,8 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     played = subprocess.check_output([sys.executable, "-c", PLAY], cwd=tmp_path, env=environment, text=True)
     assert float(played) >= 450
+    # Observers end while others still listen to them, of which torch warns.
+    assert "end of file" not in watched.client.get(f"/jobs/{submitted}/logs").text
 
 
 @pytest.mark.parametrize(
@@ -198,9 +200,13 @@ def test_a_paused_job_goes_on_where_it_was(watched: Cluster) -> None:
 
 
 def test_an_unknown_environment_fails_at_once_and_for_good(watched: Cluster) -> None:
-    document = watched.wait_for(watched.submit(job(environment="CartPoll-v1")), "failed", 15)
+    submitted = watched.submit(job(environment="CartPoll-v1"))
+    document = watched.wait_for(submitted, "failed", 15)
     assert "CartPoll" in document["reason"]
     assert len(document["attempts"]) == 1
+    # The last lines say why it failed: torch's warnings about the peers that are gone would follow.
+    *_, last = watched.client.get(f"/jobs/{submitted}/logs?tail=1").text.splitlines()
+    assert "CartPoll" in last
 
 
 def test_an_environment_that_is_a_command_does_not_run(watched: Cluster, tmp_path: Path) -> None:

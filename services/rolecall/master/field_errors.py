@@ -1,4 +1,4 @@
-"""The field errors of a request: a list of fields, each with the given value and the legal values. Pure."""
+"""The field errors of a request: a list of fields, each with the given value and the valid values. Pure."""
 
 import json
 import re

@@ -32,6 +32,9 @@ _LEFTOVERS_S = 0.5
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
+_DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Without torch's warnings about the connections of workers that have ended: pages of them follow the error that ended
+the first one. The node's environment can set another level."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
@@ -230,7 +233,7 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
 def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a constant command
         [*COMMAND, str(fd), *arguments],
-        env=for_workers(os.environ) | _ONE_THREAD | heap_variables(os.environ),
+        env=_DEFAULTS | for_workers(os.environ) | _ONE_THREAD | heap_variables(os.environ),
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # A terminal's Ctrl-C must reach only the node.

@@ -292,7 +292,7 @@ const SchemaForm = (() => {
         if (!box) return true;
         let wrong = box.querySelector(":scope > .wrong");
         if (!wrong) box.append((wrong = element("p", { class: "wrong" })));
-        wrong.textContent = error.message + (error.legal ? ` (legal: ${error.legal})` : "");
+        wrong.textContent = error.message + (error.legal ? ` (valid: ${error.legal})` : "");
         wrong.hidden = false;
         box.dataset.wrong = "";
         for (let parent = box.parentElement; parent; parent = parent.parentElement) if (parent.tagName === "DETAILS") parent.open = true;
