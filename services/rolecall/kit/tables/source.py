@@ -1,4 +1,4 @@
-"""A job's input files, read and encoded: into a table on the node's disk, or anew in every epoch."""
+"""A job's input files, read and encoded: once into a table on the node's disk, or in every epoch."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ class TableSource:
         return load_table(build_once(folder / "tables", self.key, lambda draft: _build(self, draft)))
 
     def train_records(self, columns: Columns) -> Iterator[NDArray[np.void]]:
-        """The training rows as records in chunks, in the files' order; read and encoded anew."""
+        """The training rows as records in chunks, in the files' order. Each call reads the files."""
         return self.records("train", columns, BadRows(self.data.max_bad_rows))
 
     def records(self, split: str, columns: Columns, bad: BadRows) -> Iterator[NDArray[np.void]]:
