@@ -1,4 +1,4 @@
-"""The master, nodes, the command line and the workload catalogue never import torch."""
+"""The master, nodes, the command line and the workload catalogue never import torch or pyarrow."""
 
 import subprocess
 import sys
@@ -20,8 +20,7 @@ from rolecall.workloads import catalogue
 )
 def test_torch_is_not_imported(module: str) -> None:
     """Neither torch nor packages that import it or are similarly large."""
-    program = (
-        f"import sys, {module}; print(*({{'torch', 'torchvision', 'gymnasium', 'tokenizers'}} & set(sys.modules)))"
-    )
+    large = {"torch", "torchvision", "gymnasium", "tokenizers", "pyarrow"}
+    program = f"import sys, {module}; print(*({large} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert not done.stdout.strip()

@@ -22,13 +22,14 @@ _START_S, _JOB_S = 120, 120
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_OF_EACH = {"trainers": 2, "stages": 2, "observers": 2}
 SHORT: dict[str, dict[str, Any]] = {
-    "embedding-ddp": {"max_steps": 4},
+    # Its files need pyarrow, which doesn't fit among the wheels that are carried to the machine.
+    "embedding-ddp": {"max_steps": 4, "data": {"synthetic": {"rows": 3000, "columns": 8, "numbers": 5}}},
     "resnet-pipeline": {"max_steps": 4},
     "rnn-lm": {"max_steps": 4, "sample": {"tokens": 5}},
     "transformer-pipeline": {"max_steps": 4, "sample": {"tokens": 5}},
     "reinforce": {"max_updates": 2, "evaluation": {"episodes": 2, "movie": False}},
 }
-"""What ends an example after a few steps."""
+"""What ends an example after a few steps, and the generated rows of `embedding-ddp`."""
 
 
 @contextmanager

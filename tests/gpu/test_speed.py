@@ -14,7 +14,6 @@ from tests.gpu.jobs import (
     params_of,
     run_job,
     write_images,
-    write_rows,
     write_text,
 )
 from tests.gpu.test_training import NEEDS
@@ -22,6 +21,7 @@ from tests.gpu.test_training import NEEDS
 from rolecall.testing import GangResult
 
 WARM_UP = 2
+_ROWS = {"rows": 30_000, "columns": 8, "ids": 10_000, "max_values": 4, "skew": 1.0, "numbers": 8}
 _RNN = {"embedding_dim": 512, "hidden_dim": 512, "batch_size": 64, "bptt": 35, "sample": {"tokens": 0}}
 _TRANSFORMER = {"context": 128, "layers": 8, "dim": 512, "heads": 8, "batch_size": 16, "micro_batches": 4}
 _RESNET = {"model": "resnet50", "cuts": ["layer3.0"], "batch_size": 32, "micro_batches": 4}
@@ -30,7 +30,7 @@ JOBS_OF_SIZE = {
         "embedding-ddp",
         {MASTER: 1, PS: 1, TRAINER: 1},
         [PS, TRAINER],
-        {"embedding_dim": 256, "hidden": [1024, 1024], "batch_size": 1024},
+        {"data": {"synthetic": _ROWS}, "embedding_dim": 256, "hidden": [1024, 1024], "batch_size": 1024},
     ),
     "rnn-lm": Job("rnn-lm", {PS: 1, TRAINER: 1}, [PS, TRAINER], _RNN),
     "resnet-pipeline": Job("resnet-pipeline", {MASTER: 1, STAGE: 2}, [STAGE], _RESNET),
@@ -55,7 +55,6 @@ def test_speed_and_memory(name: str, tmp_path: Path, figures: dict[str, Any]) ->
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     write_text(inputs / "text.txt", lines=20_000)
-    write_rows(inputs / "rows.csv", rows=30_000)
     if name == "resnet-pipeline":
         write_images(inputs / "images")
     params = params_of(job, "float32", inputs) | {"checkpoint_every_steps": None, "epochs": 100}

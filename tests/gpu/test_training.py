@@ -31,7 +31,6 @@ from tests.gpu.jobs import (
     run_job,
     weights_of,
     write_images,
-    write_rows,
     write_text,
 )
 
@@ -43,7 +42,7 @@ RESNET_TOLERANCE = {"float64": 1e-8, "float32": 5e-2, "bfloat16": 0.25}
 """BatchNorm over few images multiplies differences: on the CPU, float32 and float64 differ by 0.02 at step 4."""
 SHORT = ("embedding-ddp, all", "rnn-lm, all", "resnet-pipeline", "transformer-pipeline", "reinforce")
 MIXED = ("rnn-lm, trainer", "resnet-pipeline", "transformer-pipeline")
-NEEDS = {"embedding-ddp": "pyarrow", "resnet-pipeline": "torchvision", "reinforce": "gymnasium"}
+NEEDS = {"resnet-pipeline": "torchvision", "reinforce": "gymnasium"}
 """Packages that a workload needs and that the machine may lack (see docs/gpu.md)."""
 Cpu = Callable[[str, str], GangResult]
 
@@ -54,7 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("jobs")
     (made / "inputs").mkdir()
     write_text(made / "inputs" / "text.txt")
-    write_rows(made / "inputs" / "rows.csv")
     if importlib.util.find_spec("PIL"):
         write_images(made / "inputs" / "images")
     return made
@@ -185,7 +183,7 @@ def test_an_agent_on_a_gpu_selects_actions(form: str, folder: Path) -> None:
 PREDICT = {
     "rnn-lm, trainer": "model.to(device).perplexity('w1 w2 w3 w4')",
     "transformer-pipeline": "model.to(device).perplexity('w1 w2 w3 w4')",
-    "embedding-ddp, trainer": "model.to(device).predict([{'city': 'c1', 'tags': ['t2'], 'age': 1.0}])[0]",
+    "embedding-ddp, trainer": "model.to(device).predict([{'c0': 'a', 'c1': ['b', 'd'], 'n0': 1.0}])[0]",
     "resnet-pipeline": "(model.model.to(device), model.predict([Image.new('RGB', (40, 32), (9, 99, 200))])[0, 0])[1]",
     "reinforce": "model.to(device).act(np.array([0.1, 0.2, 0.3, 0.4], np.float32))",
 }

@@ -1,7 +1,7 @@
 """Downloads the wheels that these tests need in addition to torch: `python3 -m tests.gpu.wheels build/wheels`.
 
-Versions and hashes are those of a lock whose torch is the machine's: torchvision must fit it. Pyarrow, which only
-`embedding-ddp` needs, is as large as all others together, and gets a folder of its own: `build/wheels-tables`.
+Versions and hashes are those of a lock whose torch is the machine's: torchvision must fit it. Pyarrow is not among
+them, because it is as large as all others together: the tests of `embedding-ddp` generate their rows.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LOCK = HERE.parents[1] / "requirements-lowest.lock"
 MAX_BYTES = 60_000_000
-TABLES = ("pyarrow",)
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 26, 24, 17, 12, 5)]
 
 
@@ -50,17 +49,15 @@ def download(target: Path, python: str, wanted: Iterable[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Download, and fail if a folder is larger than what can be carried to the machine at once."""
+    """Download, and fail if the folder is larger than what can be carried to the machine."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu.wheels", description=__doc__)
-    parser.add_argument("target", type=Path, help="the folder to fill; the one of pyarrow is next to it")
+    parser.add_argument("target", type=Path, help="the folder to fill")
     parser.add_argument("--python", default="3.12", help="the version of Python on the machine with the GPU")
     options = parser.parse_args(arguments)
-    tables = options.target.with_name(f"{options.target.name}-tables")
-    for folder, wanted in ((options.target, names()), (tables, TABLES)):
-        size = download(folder, options.python, wanted)
-        print(f"{len(list(folder.glob('*.whl')))} wheels, {size / 1e6:.1f} MB, in {folder}")
-        if size > MAX_BYTES:
-            sys.exit(f"that is more than {MAX_BYTES / 1e6:.0f} MB; remove packages from tests/gpu/wheels.txt")
+    size = download(options.target, options.python, names())
+    print(f"{len(list(options.target.glob('*.whl')))} wheels, {size / 1e6:.1f} MB, in {options.target}")
+    if size > MAX_BYTES:
+        sys.exit(f"that is more than {MAX_BYTES / 1e6:.0f} MB; remove packages from tests/gpu/wheels.txt")
     return 0
 
 

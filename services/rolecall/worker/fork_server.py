@@ -46,14 +46,12 @@ from rolecall.workloads import catalogue
 Play = Callable[[ForkRequest], int]
 
 # Modules of workers that take long to import. `torch._dynamo` is loaded by the first optimizer object.
-# The first client of httpx loads `certifi` and `httpcore`.
+# The first client of httpx loads `certifi` and `httpcore`. `rolecall.kit.tables.source` reads files with pyarrow.
 PRELOADED = (
     "certifi",
     "httpcore",
     "numpy",
-    "pyarrow.csv",
-    "pyarrow.ipc",
-    "pyarrow.parquet",
+    "rolecall.kit.tables.source",
     "safetensors.torch",
     "torch",
     "torch._dynamo",

@@ -1,74 +1,47 @@
-"""Encoded tables: built once, and the same for every worker that reads the same files."""
+"""Encoded tables are read from disk as they were written."""
 
-import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from rolecall.kit.data_order import held_out
-from rolecall.kit.tables.encoded import EncodedTable, open_encoded_table, open_table_source
-from rolecall.spec.errors import InputError
+from rolecall.kit.tables.columns import Columns
+from rolecall.kit.tables.encoded import EncodedTable, load_table, store_table
+from rolecall.kit.tables.encoding import FIRST, IdColumn, NumberColumn
 
-from .tables import ROWS, csv, table
-
-
-def opened(folder: Path, *rows: str, seed: int = 0, **data: object) -> EncodedTable:
-    path = csv(folder / "rows.csv", *(rows or ROWS))
-    return open_encoded_table(open_table_source(table(path, **data), seed), folder / "cache")
-
-
-def test_records_are_those_of_the_rows(tmp_path: Path) -> None:
-    encoded = opened(tmp_path)
-    assert encoded.rows == {"train": 6, "validation": 0, "test": 0}
-    assert encoded.records("train")["label"].tolist() == [1, 0, 1, 0, 1, 0]
-    assert len(encoded.records("validation")) == 0
-
-
-def test_a_table_is_built_once_for_the_same_files_and_parameters(tmp_path: Path) -> None:
-    first = opened(tmp_path)
-    source = open_table_source(table(tmp_path / "rows.csv"), 0)
-    again = open_encoded_table(source, tmp_path / "cache")
-    assert again == first
-    assert open_table_source(table(tmp_path / "rows.csv"), 1).key != source.key
-    assert open_table_source(table(tmp_path / "rows.csv", max_bad_rows=1), 0).key != source.key
-
-
-def test_the_hold_out_separates_the_rows(tmp_path: Path) -> None:
-    rows = [f"{number % 2},a,{number}" for number in range(200)]
-    encoded = opened(tmp_path, *rows, validation=0.25)
-    source = open_table_source(table(tmp_path / "rows.csv", validation=0.25), 0)
-    numbers = encoded.records("train")["label"].size
-    held = held_out(np.arange(200), 0.25, 0)
-    assert (numbers, encoded.rows["validation"]) == (200 - held.sum(), held.sum())
-    assert 25 < held.sum() < 75
-    assert encoded.fingerprint == open_encoded_table(source, tmp_path / "other").fingerprint
-    assert encoded.fingerprint != opened(tmp_path, *rows[:-1], validation=0.25).fingerprint
-
-
-def test_streamed_training_rows_are_counted_and_not_stored(tmp_path: Path) -> None:
-    encoded = opened(tmp_path, stream=True, validation=str(csv(tmp_path / "held.csv", "1,a,1")))
-    assert encoded.rows == {"train": 6, "validation": 1, "test": 0}
-    assert not (encoded.folder / "train").exists()
-
-
-def test_skipped_rows_are_logged_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        encoded = opened(tmp_path, *ROWS, "2,a,1", max_bad_rows=1)
-    assert encoded.bad_rows == 1
-    assert "skipped a row: " in caplog.text
-    assert "row 8: the label y is '2', not 0 or 1; for other values, set data.label.positive" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["1,a,1", "1,b,2"], "all 2 training rows are positive; check data.label"),
-        (["0,a,1"], "all 1 training rows are negative"),
-        ([], "the training files contain no rows; check data.train"),
-    ],
+COLUMNS = Columns(
+    (IdColumn("c", "dictionary", 0, FIRST + 2, 1, None, ["a", "é"], []),), (NumberColumn("n", 1.0, 2.0, log=True),)
 )
-def test_rows_of_one_class_are_an_error(tmp_path: Path, rows: list[str], message: str) -> None:
-    path = csv(tmp_path / "a.csv", *rows)
-    with pytest.raises(InputError, match=message):
-        open_encoded_table(open_table_source(table(path), 0), tmp_path / "cache")
+
+
+def stored(folder: Path) -> EncodedTable:
+    records = np.zeros(3, COLUMNS.record)
+    records["label"] = [1, 0, 1]
+    records.tofile(folder / "train")
+    table = EncodedTable(folder, COLUMNS, {"train": 3, "validation": 0}, 2, ("low", "high"))
+    store_table(table)
+    return table
+
+
+def test_a_stored_table_is_loaded_unchanged(tmp_path: Path) -> None:
+    table = stored(tmp_path)
+    loaded = load_table(tmp_path)
+    assert loaded == table
+    assert loaded.fingerprint == table.fingerprint
+    assert loaded.records("train")["label"].tolist() == [1, 0, 1]
+    assert loaded.records("validation").shape == (0,)
+
+
+def test_the_fingerprint_is_about_dictionaries_classes_and_counts(tmp_path: Path) -> None:
+    table = stored(tmp_path)
+    (column,), (number,) = COLUMNS.ids, COLUMNS.numbers
+    others = [
+        replace(table, columns=Columns((replace(column, values=["a", "b"]),), COLUMNS.numbers)),
+        replace(table, classes=("high", "low")),
+        replace(table, rows={"train": 3, "validation": 1}),
+        replace(table, bad_rows=0),
+    ]
+    assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 5
+    # The mean may differ in the last bit between CPU types.
+    nearly = replace(table, columns=Columns(COLUMNS.ids, (replace(number, mean=1.0000000001),)))
+    assert nearly.fingerprint == table.fingerprint

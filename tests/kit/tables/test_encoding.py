@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolecall.kit.tables.encoded import open_encoded_table, open_table_source
 from rolecall.kit.tables.encoding import FIRST, MISSING, UNKNOWN, Encoder, IdColumn, NumberColumn
+from rolecall.kit.tables.opening import open_table_source
 
 from .tables import csv, table
 
@@ -56,7 +56,7 @@ def test_an_encoder_agrees_with_the_encoded_table(tmp_path: Path, ids: dict[str,
     path = csv(tmp_path / "a.csv", *lines)
     numeric = ["n", {"column": "n", "transform": "buckets", "buckets": 3}]
     source = open_table_source(table(path, categorical=[{"column": "c", **ids}], numeric=numeric), 0)
-    encoded = open_encoded_table(source, tmp_path / "cache")
+    encoded = source.encoded_table(tmp_path / "cache")
     encoder = Encoder(encoded.columns.ids, encoded.columns.numbers, source.data.missing)
     records = encoded.records("train")
     for record, (c, n) in zip(records, values, strict=True):

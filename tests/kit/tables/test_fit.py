@@ -12,8 +12,9 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from rolecall.kit.tables import fit
-from rolecall.kit.tables.columns import Columns, bucket_ids, normalized, text_ids
+from rolecall.kit.tables.columns import Columns
 from rolecall.kit.tables.encoding import FIRST, MISSING, UNKNOWN, IdColumn, stable_hash
+from rolecall.kit.tables.records import bucket_ids, normalized, text_ids
 from rolecall.kit.tables.rows import Rows, Values
 
 from .tables import table

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rolecall.kit.tables.batches import open_batches
-from rolecall.kit.tables.encoded import EncodedTable, open_encoded_table, open_table_source
+from rolecall.kit.tables.encoded import EncodedTable
+from rolecall.kit.tables.opening import open_table_source
 from rolecall.kit.tables.params import Data, Label
 from rolecall.spec.errors import InputError
 
@@ -18,9 +19,8 @@ from .tables import csv, described, table
 
 def encoded(folder: Path, label: dict[str, Any], *labels: str, **data: Any) -> EncodedTable:
     path = csv(folder / "rows.csv", *(f"{value},a,1" for value in labels))
-    return open_encoded_table(
-        open_table_source(table(path, label={"column": "y", **label}, **data), 0), folder / "cache"
-    )
+    source = open_table_source(table(path, label={"column": "y", **label}, **data), 0)
+    return source.encoded_table(folder / "cache")
 
 
 def error(folder: Path, label: dict[str, Any], *labels: str) -> str:
@@ -65,7 +65,7 @@ def test_a_class_that_is_not_in_the_training_files_is_a_bad_row(tmp_path: Path) 
     given = {"label": {"column": "y", "classes": "auto"}, "test": str(test)}
     source = open_table_source(table(csv(tmp_path / "rows.csv", "a,a,1", "b,a,1"), **given), 0)
     with pytest.raises(InputError, match=r"test.csv row 3: the label y is 'c', not one of the classes; correct it or"):
-        open_encoded_table(source, tmp_path / "cache")
+        source.encoded_table(tmp_path / "cache")
 
 
 def test_numbers_are_stored_as_they_are(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_parquet_label_of_another_type(
     pq.write_table(pa.table({"y": pa.nulls(1, kind), "c": ["a"], "n": [1.0]}), tmp_path / "a.parquet")
     source = open_table_source(table(tmp_path / "a.parquet", label={"column": "y", **label}), 0)
     with pytest.raises(InputError) as caught:
-        open_encoded_table(source, tmp_path / "cache")
+        source.encoded_table(tmp_path / "cache")
     assert message in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_a_missing_label_of_a_parquet_file_is_a_bad_row(
     pq.write_table(pa.table(given), tmp_path / "a.parquet")
     missing = ("", "nan", "-1")
     data = table(tmp_path / "a.parquet", label={"column": "y", **label}, missing=missing, max_bad_rows=3)
-    found = open_encoded_table(open_table_source(data, 0), tmp_path / "cache")
+    found = open_table_source(data, 0).encoded_table(tmp_path / "cache")
     assert (found.bad_rows, found.records("train")["label"].tolist()) == (3, labels)
 
 

@@ -20,7 +20,7 @@ CHUNK = 100_000
 BUILD = """
 import json, sys
 from pathlib import Path
-from rolecall.kit.tables.encoded import open_encoded_table, open_table_source
+from rolecall.kit.tables.opening import open_table_source
 from rolecall.workloads.embedding_ddp.params import Params
 
 def peak():  # of this program alone: getrusage's would count what its parent was before the exec
@@ -30,7 +30,7 @@ def peak():  # of this program alone: getrusage's would count what its parent wa
 given = Params.model_validate_json(sys.argv[1])
 source = open_table_source(given.data, given.seed)
 before = peak()
-cache = open_encoded_table(source, Path(sys.argv[2]))
+cache = source.encoded_table(Path(sys.argv[2]))
 records = cache.records("train")
 print(json.dumps({"rows": cache.rows, "decoded": records.nbytes / 2**20, "grown": peak() - before}))
 """

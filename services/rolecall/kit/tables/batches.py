@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of, splitmix64
-from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
+from rolecall.kit.tables.encoded import EncodedTable
+from rolecall.kit.tables.opening import open_table_source
 from rolecall.kit.tables.params import SyntheticData, TableData
-from rolecall.kit.tables.rows import BadRows
 from rolecall.kit.tables.synthetic import open_synthetic_table
+
+if TYPE_CHECKING:
+    from rolecall.kit.tables.source import TableSource
 
 Records = NDArray[np.void]
 _BATCH_ROWS = 5
@@ -38,7 +42,7 @@ class TableBatches:
     """The rows of a table in batches of `batch_size` over all trainers."""
 
     table: EncodedTable
-    streamed: TableSource | None
+    streamed: "TableSource | None"
     """The files of training rows that are read in every epoch; None if the rows are in the table."""
     batch_size: int
     seed: int
@@ -79,11 +83,9 @@ class TableBatches:
     def _order(self) -> DataOrder:
         return DataOrder(self.table.rows["train"], self.batch_size, self.seed)
 
-    def _read(self, source: TableSource, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
-        data = source.data
-        rows = source.chunks("train", BadRows(data.max_bad_rows))
-        chunks = (self.table.columns.encode(chunk, data) for chunk in rows)
-        shuffled = shuffle(chunks, data.shuffle_buffer, self.seed, epoch)
+    def _read(self, source: "TableSource", epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
+        chunks = source.train_records(self.table.columns)
+        shuffled = shuffle(chunks, source.data.shuffle_buffer, self.seed, epoch)
         for whole in islice(rebatch(shuffled, self.batch_size), start_step, None):
             yield RecordBatch(whole[share_of(len(whole), rank, world)], len(whole))
 
@@ -97,7 +99,7 @@ def open_batches(data: TableData, batch_size: int, seed: int, cache: Path) -> Ta
         table = open_synthetic_table(data, cache)
         return TableBatches(table, None, batch_size, seed, min_batch=data.synthetic.min_batch)
     source = open_table_source(data, seed)
-    table = open_encoded_table(source, cache)
+    table = source.encoded_table(cache)
     return TableBatches(table, source.with_classes(table.classes) if data.stream else None, batch_size, seed)
 
 

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import splitmix64
-from rolecall.kit.tables.columns import Columns, scaled
+from rolecall.kit.tables.columns import Columns
 from rolecall.kit.tables.encoding import FIRST, IdColumn, NumberColumn
 from rolecall.kit.tables.params import Categorical, Data, Numeric
+from rolecall.kit.tables.records import scaled
 from rolecall.kit.tables.rows import Rows
 
 _SAMPLE_SIZE = 100_000

@@ -2,9 +2,8 @@
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
-from rolecall.kit.tables.files import find_tables
+from rolecall.kit.tables.opening import open_table_source
 from rolecall.kit.tables.params import SyntheticData
-from rolecall.kit.tables.rows import require_columns
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -21,8 +20,5 @@ def check_node(params: Params, role: Role) -> None:
         return
     if params.model is not None:
         check_builder(params.model)
-    if isinstance(params.data, SyntheticData):
-        return
-    for paths in params.data.sources.values():
-        for file in find_tables(paths, params.data):
-            require_columns(file, params.data)
+    if not isinstance(params.data, SyntheticData):
+        open_table_source(params.data, params.seed).require_columns()
