@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, folded, readable
-from rolecall.spec.api import Event, MetricDocument, WorkloadDocument
+from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, readable
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
@@ -110,12 +110,6 @@ def test_only_fields_that_differ_are_compared() -> None:
     assert Row("resources.trainer.threads", [None, "4"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
     assert differences(jobs[:1], {}) == []
-
-
-def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
-    kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
-    events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
-    assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
 
 
 def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -> None:

@@ -22,7 +22,6 @@ from rolecall.master.web.view import (
     declaration,
     declared_metrics,
     figures,
-    folded,
     readable,
     without,
 )
@@ -37,6 +36,7 @@ from rolecall.spec.api import (
     WorkloadList,
 )
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
+from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 

@@ -1,13 +1,12 @@
 """The parts of the API's documents that the pages show: the cluster by role, a gang by node, differences of jobs,
-events, declared metrics. Pure."""
+declared metrics. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import TypedDict
 
-from rolecall.spec.api import RETENTION, Event, MetricDocument, WorkloadDocument
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
 from rolecall.spec.job import WorkerDocument
 from rolecall.spec.metric import INDEX, index_in
@@ -52,15 +51,6 @@ def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]
     for worker in sorted(workers, key=lambda worker: worker.rank):
         nodes.setdefault(worker.node, []).append(worker)
     return nodes
-
-
-def folded(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The events, each with the number of those that follow it and aren't shown.
-
-    Of consecutive events about deleted old checkpoints, of which a long job has hundreds, only the first is shown.
-    """
-    runs = groupby(events, key=lambda event: event.kind if event.kind == RETENTION else event.id)
-    return [(run[0], len(run) - 1) for run in (list(found) for _, found in runs)]
 
 
 def readable(row: Row) -> Row:
