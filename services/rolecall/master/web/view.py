@@ -1,5 +1,5 @@
-"""The parts of the API's documents that the pages show: the cluster by role, a gang by node, differences of jobs,
-declared metrics. Pure."""
+"""The parts of the API's documents that the pages show: the cluster by role and its goodput, a gang by node,
+differences of jobs, declared metrics. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,11 +8,12 @@ from typing import TypedDict
 
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
-from rolecall.spec.job import WorkerDocument
+from rolecall.spec.job import JobOverview, WorkerDocument
 from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
 
 
 @dataclass(slots=True)
@@ -43,6 +44,14 @@ def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
     for node in nodes:
         roles[node.spec.role].nodes.append(node)
     return [view for view in roles.values() if view.nodes]
+
+
+def mean_goodput(jobs: Iterable[JobOverview]) -> float | None:
+    """The mean goodput of the running ones of the jobs, weighted by their slots; None if none of them reports it."""
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    found = [(job.goodput, sum(job.roles.values())) for job in running if job.goodput is not None]
+    slots = sum(weight for _, weight in found)
+    return sum(goodput * weight for goodput, weight in found) / slots if slots else None
 
 
 def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]]:
