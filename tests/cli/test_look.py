@@ -24,7 +24,8 @@ from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
 from rolecall.master.catalogue import Catalogue
-from rolecall.spec.api import COORDINATES, WorkloadDocument
+from rolecall.master.store import events
+from rolecall.spec.api import COORDINATES, RETENTION, WorkloadDocument
 from rolecall.spec.comparison import OTHER_WORKLOADS
 from rolecall.spec.job import JobOverview
 from rolecall.spec.report import TimeSpent
@@ -321,6 +322,27 @@ async def test_a_download_says_what_it_wrote_and_prints_the_path_for_scripts(mas
         done = await run_at(master, *command, "-o", str(path))
         assert (done.code, done.out) == (0, f"{path}\n")
         assert re.fullmatch(rf"wrote \d+ B to {re.escape(str(path))}\n", done.err)
+
+
+async def test_events_about_old_checkpoints_hide_no_others(master: Client) -> None:
+    job = (await master.submit())["id"]
+    async with master.master.database.write() as connection:
+        for step in range(12):
+            await events.add(connection, job, master.master.clock.now(), RETENTION, f"deleted step {step}")
+    shown = (await run_at(master, "show", job)).out.partition("\nevents")[2].splitlines()
+    assert len(shown) == 3
+    assert shown[0] == "", "no event is omitted"
+    assert shown[1].endswith("submitted by admin")
+    assert shown[2].endswith("deleted step 11 (and 11 before)")
+    terminal = screen()
+
+    def draw() -> None:
+        with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
+            terminal.print(picture(terminal, client.job(job), client.events(job), [], []))
+
+    await asyncio.to_thread(draw)
+    drawn = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert ("submitted by admin" in drawn, "deleted" in drawn) == (True, False)
 
 
 def screen() -> Terminal:

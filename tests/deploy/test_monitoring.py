@@ -79,7 +79,6 @@ OPTIONAL = {
     "rolecall_worker_gpu_info": "needs a GPU",
     "rolecall_worker_gpu_memory_bytes": "needs a GPU",
     "rolecall_worker_gpu_memory_peak_bytes": "needs a GPU",
-    "rolecall_exports_total": "needs a target of exports",
 }
 """The metrics that can lack values on the cluster of these tests, and why."""
 TOKENS = dict.fromkeys(["rolecall-master", "rolecall-nodes"], "/run/secrets/metrics/token")
@@ -149,7 +148,7 @@ def _test_rules(file: Path) -> None:
 def test_queries_without_data_on_the_cluster_of_these_tests_are_right(tmp_path: Path) -> None:
     """Two nodes of a machine export the same GPU, two workers share it, and another job has its own."""
     gpus = {("g0", "n0"): (0.5, 2), ("g0", "n1"): (0.5, 2), ("g1", "n0"): (0.75, 6)}
-    series = {"rolecall_exports_total": {'target="mlflow", outcome="accepted"': 3.0}}
+    series: dict[str, dict[str, float]] = {}
     for (gpu, node), (use, used) in gpus.items():
         for name, value in (("use_ratio", use), ("memory_used_bytes", used), ("memory_total_bytes", 8)):
             series.setdefault(f"rolecall_gpu_{name}", {})[f'gpu="{gpu}", instance="{node}"'] = value
@@ -161,7 +160,6 @@ def test_queries_without_data_on_the_cluster_of_these_tests_are_right(tmp_path: 
     expected = {
         "cluster: GPU use: {{instance}}": {'{instance="n0"}': 0.625, '{instance="n1"}': 0.5},
         "cluster: GPU memory in use: {{instance}}": {'{instance="n0"}': 0.5, '{instance="n1"}': 0.25},
-        "cluster: Exports: {{target}}: {{outcome}}": {'rolecall_exports_total{target="mlflow", outcome="accepted"}': 3},
         "job: GPU use of the workers: {{role}}, rank {{rank}}": {
             f'{{job="a", attempt="1", role="trainer", rank="{rank}", gpu="g0", instance="n{rank}"}}': 0.5
             for rank in (0, 1)
@@ -336,7 +334,19 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "w"), ("y", "h")))
 
 
-def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster for jobs of every workload, which exports the jobs that end."""
+    folder = tmp_path_factory.mktemp("exporting")
+    (folder / "cluster").mkdir()
+    exports = {"ROLECALL_TENSORBOARD_DIR": str(folder / "tensorboard")}
+    with running_cluster(folder / "cluster", "--stages", "2", "--observers", "1", environment=exports) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_there_is_data_behind_every_panel(exporting: Cluster, rows: Path, tmp_path: Path) -> None:
+    cluster = exporting
     program("prometheus")
     begin = time.time()
     ended = cluster.submit(short_job(rows))
@@ -360,14 +370,10 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> None:
+def test_there_is_data_behind_the_panels_of_every_workload(exporting: Cluster, tmp_path: Path) -> None:
     program("prometheus")
-    begin, jobs = time.time(), dict[str, list[str]]()
-    (tmp_path / "cluster").mkdir()
-    with (
-        running_cluster(tmp_path / "cluster", "--stages", "2", "--observers", "1") as cluster,
-        _prometheus(cluster, tmp_path / "prometheus") as prometheus,
-    ):
+    begin, jobs, cluster = time.time(), dict[str, list[str]](), exporting
+    with _prometheus(cluster, tmp_path / "prometheus") as prometheus:
         for name, roles, params in JOBS:
             request = {"workload": name, "roles": roles, "params": {**params, "checkpoint_every_s": 0.5}}
             jobs.setdefault(name, []).append(cluster.submit(request))

@@ -19,6 +19,7 @@ from rolecall.runtime.checkpoint import MissingPart
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.report import TimeSpent
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
 
@@ -121,6 +122,28 @@ def test_every_batch_of_every_epoch_is_trained_on_once(adder: Make) -> None:
     assert result["samples_per_s"] == pytest.approx(120 / result["wall_s"], rel=0.5)
 
 
+def test_the_time_after_the_last_step_is_reported_apart(adder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = adder(epochs=2)
+    evaluate, export = loop.evaluate, loop.export
+
+    def slow_evaluate(split: EvalSplit) -> dict[str, float] | None:
+        time.sleep(0.25 if split == "test" else 0.05)
+        return evaluate(split)
+
+    def slow_export() -> None:
+        time.sleep(0.25)
+        export()
+
+    monkeypatch.setattr(loop, "evaluate", slow_evaluate)
+    monkeypatch.setattr(loop, "export", slow_export)
+    loop.run()
+    *_, last = (json.loads(line) for line in loop.context.workdir.progress.read_text().splitlines())
+    assert (last["kind"], last["step"]) == ("step", 8)
+    spent = TimeSpent.model_validate(last["spent"])
+    assert spent.finish >= 0.55, "the test score, for which the validation data is used, and the export"
+    assert 0.1 <= spent.evaluation < 0.2, "those of the epochs"
+
+
 def test_the_log_has_the_end_of_epochs_every_few_seconds_and_of_the_last(
     adder: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,7 +220,8 @@ def test_an_epochs_own_metrics_are_reported_with_its_scores_or_alone(
     monkeypatch.setattr(loop, "epoch_metrics", lambda: {"trained": float(len(loop.trained.batches))})
     loop.run()
     lines = map(json.loads, Workdir.of(tmp_path, "job", 1, 0).progress.read_text().splitlines())
-    ends = [(line["step"], line["epoch"], line["metrics"]) for line in lines if "loss" not in line["metrics"]]
+    reported = [line for line in lines if "metrics" in line]
+    ends = [(line["step"], line["epoch"], line["metrics"]) for line in reported if "loss" not in line["metrics"]]
     assert ends == [
         (step, epoch, {"trained": float(step)} | (scores or {})) for step, epoch in [(4, 1), (8, 2), (10, 3)]
     ]

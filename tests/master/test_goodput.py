@@ -53,6 +53,7 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
         Loss.START: 25,
         Loss.CHECKPOINT: 10,
         Loss.EVALUATION: 5,
+        Loss.FINISH: 0,
         Loss.REPEATED: 25,
         Loss.OTHER: 5,
     }
@@ -70,6 +71,15 @@ def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, c
     assert found[cause] == 50 + (10 if cause is Loss.QUEUE else 0)
     assert sum(found.values()) + spent.steps == 150
     assert lost([], spent, state, created_at=START, until=at(150)) == {}
+
+
+def test_the_time_after_the_last_step_has_a_cause_of_its_own() -> None:
+    whole = attempt(1, queued=0, started=10, first_step=15, ended=100)
+    for finish, other in ((12.0, 3.0), (0.0, 15.0)):  # Workers of earlier releases don't report it.
+        spent = TimeSpent.model_validate({"steps": 70.0} | ({"finish": finish} if finish else {}))
+        found = lost([whole], spent, JobState.SUCCEEDED, created_at=START, until=at(100))
+        assert (found[Loss.FINISH], found[Loss.OTHER]) == (finish, other)
+        assert sum(found.values()) + spent.steps == 100
 
 
 async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:

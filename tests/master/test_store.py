@@ -14,7 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, inspect, select, text
+from sqlalchemy import Connection, Engine, create_engine, insert, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import (
@@ -27,6 +27,7 @@ from rolecall.master.store import (
     labels,
     listing,
     nodes,
+    schema,
     signing,
     tokens,
     workers,
@@ -36,6 +37,7 @@ from rolecall.master.store.listing import Selection
 from rolecall.master.store.schema import jobs as jobs_table
 from rolecall.master.store.schema import metadata
 from rolecall.spec.access import Limits, Scope, TokenRequest
+from rolecall.spec.api import RETENTION
 from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
@@ -108,6 +110,35 @@ async def test_a_job_keeps_a_bounded_number_of_events(database: Database, monkey
         kept = await events.of_job(connection, "toy-1")
     assert events.MAX_EVENTS < len(kept) < events.MAX_EVENTS + 100
     assert (kept[0].message, kept[-1].message) == ("of a worker", f"change {events.MAX_EVENTS + 199}")
+
+
+async def test_events_about_old_checkpoints_displace_no_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENTS", 100)
+    async with database.write() as connection:
+        await jobs.add(connection, spec(), NOW, "admin")
+        for number in range(events.MAX_EVENTS + 200):
+            await events.add(connection, "toy-1", NOW, RETENTION, f"deletion {number}")
+            *_, newest = await events.of_job(connection, "toy-1")
+            assert newest.message == f"deletion {number}"
+        kept = await events.of_job(connection, "toy-1")
+    assert kept[0].message == "submitted by admin"
+    assert len(kept) == 1 + events.MAX_DELETIONS
+
+
+async def test_many_events_about_old_checkpoints_from_earlier_releases_expire(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENTS", 100)
+    rows = [{"job": "toy-1", "at": NOW, "kind": RETENTION, "message": f"deletion {number}"} for number in range(90)]
+    async with database.write() as connection:
+        await jobs.add(connection, spec(), NOW, "admin")
+        await connection.execute(insert(schema.events), rows)
+        await events.trim_all(connection)
+        kept = await events.of_job(connection, "toy-1")
+    assert [event.message for event in kept[:2]] == ["submitted by admin", f"deletion {90 - events.MAX_DELETIONS}"]
+    assert len(kept) == 1 + events.MAX_DELETIONS
 
 
 async def test_migrations_make_the_tables_of_the_schema(database: Database) -> None:

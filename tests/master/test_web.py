@@ -180,6 +180,9 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         page = (await client.http.get("/", headers=session)).text
         assert page.count(f"/ui/jobs/{job}") == 2 * count, page  # Its row, and its worker's slot.
         assert hostile not in page
+        for address in ("/", "/?state=running", "/?state=failed"):
+            listed = (await client.http.get(address, headers=session)).text
+            assert ("<dt>goodput</dt><dd>100 %</dd>" in listed) == bool(count), "of the running jobs"
         shown = await client.http.get(f"/ui/jobs/{job}", headers=session)
         assert shown.status_code == (200 if count else 404)
         assert hostile not in shown.text

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import Figures, cluster_view, declaration, declared_metrics, figures, folded, readable
-from rolecall.spec.api import Event, MetricDocument, WorkloadDocument
+from rolecall.master.web.view import (
+    Figures,
+    cluster_view,
+    declaration,
+    declared_metrics,
+    figures,
+    mean_goodput,
+    readable,
+)
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
@@ -112,10 +120,14 @@ def test_only_fields_that_differ_are_compared() -> None:
     assert differences(jobs[:1], {}) == []
 
 
-def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
-    kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
-    events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
-    assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
+def test_the_goodput_of_the_cluster_is_weighted_by_the_slots_of_running_jobs() -> None:
+    def running(goodput: float | None, trainers: int, state: JobState = JobState.RUNNING) -> JobDocument:
+        return job(roles={Role.TRAINER: trainers, Role.STAGE: 1}, goodput=goodput, state=state)
+
+    assert mean_goodput([]) is None
+    assert mean_goodput([running(None, 1), running(0.5, 1, JobState.SUCCEEDED)]) is None
+    jobs = [running(0.5, 2), running(0.9, 0), running(None, 9), running(1.0, 1, JobState.PAUSED)]
+    assert mean_goodput(jobs) == pytest.approx((3 * 0.5 + 0.9) / 4)
 
 
 def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -> None:

@@ -181,7 +181,7 @@ def test_early_stopping_leaves_the_best_epochs_weights(prose: Path, tmp_path: Pa
 def validation_losses(result: GangResult) -> list[float]:
     """After each epoch, as the first trainer reported them."""
     lines = map(json.loads, (result.folder / "work/job/1/1/progress.jsonl").read_text().splitlines())
-    scores = [line["metrics"] for line in lines if line["kind"] == "step"]
+    scores = [line.get("metrics", {}) for line in lines if line["kind"] == "step"]
     return [metrics["validation_loss"] for metrics in scores if "validation_loss" in metrics]
 
 

@@ -10,7 +10,7 @@ from tests.clock import ManualClock
 from rolecall.runtime import reporter
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import NonFiniteLoss
-from rolecall.spec.report import ProgressLine
+from rolecall.spec.report import ProgressLine, TimeSpent
 
 
 @pytest.fixture
@@ -42,6 +42,17 @@ def test_the_last_step_is_reported_before_the_result(tmp_path: Path, report: Rep
     report.result({"test_loss": 0.25})
     written = [(line.kind, line.step, line.metrics) for line in lines(tmp_path / "progress")]
     assert written[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
+
+
+def test_the_time_until_the_end_is_reported_after_the_last_step(tmp_path: Path, report: Reporter) -> None:
+    report.finished(4, TimeSpent(finish=1.0))  # Without a step, the master counts the time as that of the start.
+    assert not lines(tmp_path / "progress")
+    for step in range(1, 6):
+        report(step, loss=step / 10)
+    report.finished(5, TimeSpent(steps=2.0, finish=1.0))
+    last, end = lines(tmp_path / "progress")[-2:]
+    assert (last.kind, last.step, last.spent) == ("step", 5, None)
+    assert (end.kind, end.step, end.metrics, end.spent) == ("step", 5, {}, TimeSpent(steps=2.0, finish=1.0))
 
 
 def test_the_first_step_has_no_speed(tmp_path: Path) -> None:

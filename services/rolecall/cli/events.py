@@ -36,8 +36,9 @@ def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = No
             raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def print_event(event: Event) -> None:
-    """The event on one line, with local time, its attempt and its kind."""
+def print_event(event: Event, note: str = "") -> None:
+    """The event on one line, with local time, its attempt and its kind, and then the note."""
     attempt = f"attempt {event.attempt}" if event.attempt else ""
     time, style = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}", STYLES.get(event.kind, "default")
-    out.print(f"[dim]{time}[/] {attempt:<11} [{style}]{escape(f'{event.kind:<11}')}[/] {escape(event.message)}")
+    text = " ".join(filter(None, (event.message, note)))
+    out.print(f"[dim]{time}[/] {attempt:<11} [{style}]{escape(f'{event.kind:<11}')}[/] {escape(text)}")

@@ -24,6 +24,7 @@ from rolecall.cli.output import (
 )
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
+from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
 from rolecall.spec.numbers import number
@@ -54,9 +55,10 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
         print_checkpoints(checkpoints[:_CHECKPOINTS])
-    out.print(f"\n[bold]events[/]{_count(len(events), _EVENTS, 'rolecall events', job)}")
-    for event in events[-_EVENTS:]:
-        print_event(event)
+    lines = folded(events[::-1])
+    out.print(f"\n[bold]events[/]{_count(len(lines), _EVENTS, 'rolecall events', job)}")
+    for event, others in lines[:_EVENTS][::-1]:
+        print_event(event, f"(and {others} before)" if others else "")
 
 
 def _chosen(client: Client, job: JobDocument) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import Terminal, err, out, progress, state
 from rolecall.client import Client
 from rolecall.client.plot import metric_names, table
-from rolecall.spec.api import Event, MetricDocument
+from rolecall.spec.api import RETENTION, Event, MetricDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
@@ -76,7 +76,10 @@ def picture(
     rows: Sequence[dict[str, Any]],
     names: Sequence[str],
 ) -> RenderableType:
-    """The job's state, the curves of reported metrics (`names`) and its last event, in the size of the terminal."""
+    """The job's state, the curves of reported metrics (`names`) and its last event, in the size of the terminal.
+
+    Events about deleted old checkpoints are omitted.
+    """
     newest = document.progress
     title = f"[bold]{escape(document.id)}[/] {escape(document.name)}  {state(document)}"
     parts: list[RenderableType] = [terminal.render_str(title)]
@@ -86,9 +89,9 @@ def picture(
         parts.append(Text.assemble(("━" * done, "green"), ("━" * (terminal.width - done), "dim")))
     parts.append(Text(one_line(facts), no_wrap=True, overflow="ellipsis"))
     parts += _curves(terminal, rows, names)
-    if events:
-        last = f"{events[-1].at.astimezone():%H:%M:%S} {one_line(events[-1].message)}"
-        parts.append(Text(last, style="dim", no_wrap=True, overflow="ellipsis"))
+    if last := next((event for event in reversed(events) if event.kind != RETENTION), None):
+        text = f"{last.at.astimezone():%H:%M:%S} {one_line(last.message)}"
+        parts.append(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 

@@ -6,7 +6,8 @@ Subclasses define the model and its training.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.report import TimeSpent
-from rolecall.spec.timeline import STEP_CATEGORIES
+from rolecall.spec.timeline import STEP_CATEGORIES, Activity
 from rolecall.spec.workload import Params
 
 _LOG_EVERY_S = 5.0
@@ -53,6 +54,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self._next_log = clock()
         self._resumed = TimeSpent()
         self._began = context.timeline.seconds()
+        self._trained: dict[Activity, float] | None = None
+        """The time by activity when the work after the last step began."""
 
     @property
     @abstractmethod
@@ -111,9 +114,17 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self._last_save = self._clock()
         return _broadcast_manifest(manifest)
 
+    @contextmanager
+    def finishing(self) -> Generator[None]:
+        """A context manager for the work after the last step, whose whole time is reported apart from other times."""
+        self._trained = self.context.timeline.seconds()
+        yield
+        self.context.report.finished(self.step, self.spent())
+
     def spent(self) -> TimeSpent:
         """The time of this job until now, without what was lost with earlier attempts."""
-        seconds, before = self.context.timeline.seconds(), self._resumed
+        whole, before = self.context.timeline.seconds(), self._resumed
+        seconds = self._trained or whole
         now = {activity: seconds[activity] - self._began[activity] for activity in seconds}
         return TimeSpent(
             steps=before.steps + sum(now[category] for category in STEP_CATEGORIES),
@@ -122,7 +133,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
             wait=round(before.wait + now["wait"], 3),
             checkpoint=before.checkpoint + now["checkpoint"],
             evaluation=before.evaluation + now["evaluation"],
-            resumed=before.steps + before.checkpoint + before.evaluation,
+            finish=before.finish + max(0.0, sum(whole.values()) - sum(seconds.values())),
+            resumed=before.total,
         )
 
     def at_checkpoint_step(self, every_steps: int | None) -> bool:

@@ -139,6 +139,12 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             if self._is_stale() and is_early and self.context.role_rank == 0:
                 self.context.report.event(f"early stopping after epoch {epoch}: {stale} epochs without a better score")
         rate = (self.position.samples - first_sample) / (self._clock() - began)
+        with self.finishing():
+            result = self._finish(rate, began)
+        return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
+
+    def _finish(self, rate: float, began: float) -> dict[str, float]:
+        """Evaluate the trained model and export it. Returns the scores, the rate, and the time since `began`."""
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
         with self.context.timeline.span("evaluate", "evaluation"):
@@ -147,7 +153,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
                 metrics = self.evaluate("validation") or {}
         result = metrics | {"samples_per_s": rate, "wall_s": self._clock() - began}
         self.export()
-        return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
+        return result
 
     def _is_stale(self) -> bool:
         early_stopping = self.params.early_stopping

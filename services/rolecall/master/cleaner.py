@@ -101,7 +101,7 @@ class Cleaner:
         now = self.clock.now()
         async with self.database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
-            await deletion.trim_events(connection, events.MAX_EVENTS)
+            await events.trim_all(connection)
             if self.policy.audit is not None:
                 await audit.prune(connection, now - self.policy.audit)
         if self.policy.jobs is not None:

@@ -19,6 +19,7 @@ class Loss(StrEnum):
     START = "start"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
+    FINISH = "finish"
     REPEATED = "repeated"
     OTHER = "other"
 
@@ -30,8 +31,9 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         Loss.START: "From the placement of an attempt to its first optimizer step.",
         Loss.CHECKPOINT: "Training stood still for a checkpoint.",
         Loss.EVALUATION: "Training stood still for an evaluation.",
+        Loss.FINISH: "Final evaluation, samples and export after the last step.",
         Loss.REPEATED: "Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats.",
-        Loss.OTHER: "Other work after the first step of the current attempt, such as the export of the model.",
+        Loss.OTHER: "Other work after the first step of the current attempt, such as that between epochs.",
     }
 )
 """The explanation of each cause."""
@@ -89,6 +91,7 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
         Loss.START: whole.start,
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
+        Loss.FINISH: spent.finish,
         Loss.REPEATED: max(0.0, past.run - spent.resumed),
         Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
     }

@@ -99,6 +99,15 @@ class Reporter:
         """Report the metrics of an evaluation, such as `validation_auc`, and of the epoch that it ends."""
         self.write("step", step=step, epoch=epoch, metrics=dict(metrics))
 
+    def finished(self, step: int, spent: TimeSpent) -> None:
+        """Report the use of the time until the end of the work after the last step.
+
+        Nothing is written if this attempt had no step, because its time then counts as that of its start.
+        """
+        self._write_step()
+        if self._first_step_reported:
+            self._write(kind="step", step=step, spent=spent)
+
     def result(self, metrics: Mapping[str, float]) -> None:
         """Report the workload's final metrics, which become the job's `result`."""
         self.write("result", metrics=dict(metrics))

@@ -177,7 +177,8 @@ class JobDocument(JobOverview):
     """The host of its webhook."""
     lost_s: dict[str, float] | None = None
     """The seconds that did not go into retained steps, by cause: `queue`, `paused`, `start`, `checkpoint`,
-    `evaluation`, `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
+    `evaluation`, `finish` (after the last step: final evaluation, samples and export), `repeated` (steps that a failed
+    attempt lost) and `other`. Null if the workload doesn't report it."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""

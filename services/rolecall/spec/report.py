@@ -87,12 +87,15 @@ class TimeSpent(Value):
     checkpoint: Seconds = 0.0
     """Training stood still for a checkpoint."""
     evaluation: Seconds = 0.0
+    """Training stood still for an evaluation."""
+    finish: Seconds = 0.0
+    """Since the last step of the job: the final evaluation, samples and the export."""
     resumed: Seconds = 0.0
     """The sum of the others at the start of the current attempt."""
 
     @property
     def total(self) -> float:
-        return self.steps + self.checkpoint + self.evaluation
+        return self.steps + self.checkpoint + self.evaluation + self.finish
 
     @property
     def steps_by_activity(self) -> dict[str, float]:

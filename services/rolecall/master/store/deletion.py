@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.events import trim
 from rolecall.master.store.jobs import ENDED
-from rolecall.master.store.schema import artifacts, checkpoints, events, idempotency, jobs
+from rolecall.master.store.schema import artifacts, checkpoints, idempotency, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
 
@@ -90,11 +89,3 @@ async def _free_keys(connection: AsyncConnection, ids: Sequence[str]) -> None:
     """Delete the idempotency keys of marked jobs in `ids`, so that the same request creates a new job."""
     marked = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.deleted_at.is_not(None))
     await connection.execute(delete(idempotency).where(idempotency.c.job.in_(marked)))
-
-
-async def trim_events(connection: AsyncConnection, keep: int) -> None:
-    """Delete all but the newest `keep` events of each job that the master itself stored."""
-    own = events.c.origin.is_(None)
-    crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > keep)
-    for job in list(await connection.scalars(crowded)):
-        await trim(connection, job, keep)

@@ -22,7 +22,7 @@ from rolecall.master.web.view import (
     declaration,
     declared_metrics,
     figures,
-    folded,
+    mean_goodput,
     readable,
     without,
 )
@@ -37,6 +37,7 @@ from rolecall.spec.api import (
     WorkloadList,
 )
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
+from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -184,11 +185,16 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
     nodes = await api.get(NodeList, "nodes")
     queue = await api.get(JobPage, "jobs", query={"state": "queued", "order": "queue", "limit": _JOBS})
     jobs = await api.get(JobPage, "jobs", query={"limit": _JOBS} | ({"state": state.value} if state else {}))
+    running = jobs
+    if state is not JobState.RUNNING and (state or jobs.next_cursor):  # Not all running jobs are in the list.
+        running = await api.get(JobPage, "jobs", query={"state": "running", "limit": _JOBS})
     return render(
         request,
         template,
         caller=caller,
         cluster=cluster_view(nodes.nodes),
+        goodput=mean_goodput(running.jobs),
+        most=_JOBS,
         queue=queue.jobs,
         more_queued=queue.next_cursor is not None,
         jobs=jobs.jobs,

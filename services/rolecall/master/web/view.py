@@ -1,19 +1,19 @@
-"""The parts of the API's documents that the pages show: the cluster by role, a gang by node, differences of jobs,
-events, declared metrics. Pure."""
+"""The parts of the API's documents that the pages show: the cluster by role and its goodput, a gang by node,
+differences of jobs, declared metrics. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import TypedDict
 
-from rolecall.spec.api import RETENTION, Event, MetricDocument, WorkloadDocument
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row
-from rolecall.spec.job import WorkerDocument
+from rolecall.spec.job import JobOverview, WorkerDocument
 from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
 
 
 @dataclass(slots=True)
@@ -46,21 +46,20 @@ def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
     return [view for view in roles.values() if view.nodes]
 
 
+def mean_goodput(jobs: Iterable[JobOverview]) -> float | None:
+    """The mean goodput of the running ones of the jobs, weighted by their slots; None if none of them reports it."""
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    found = [(job.goodput, sum(job.roles.values())) for job in running if job.goodput is not None]
+    slots = sum(weight for _, weight in found)
+    return sum(goodput * weight for goodput, weight in found) / slots if slots else None
+
+
 def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]]:
     """The workers of an attempt by node, in the order of their ranks."""
     nodes: dict[str, list[WorkerDocument]] = {}
     for worker in sorted(workers, key=lambda worker: worker.rank):
         nodes.setdefault(worker.node, []).append(worker)
     return nodes
-
-
-def folded(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The events, each with the number of those that follow it and aren't shown.
-
-    Of consecutive events about deleted old checkpoints, of which a long job has hundreds, only the first is shown.
-    """
-    runs = groupby(events, key=lambda event: event.kind if event.kind == RETENTION else event.id)
-    return [(run[0], len(run) - 1) for run in (list(found) for _, found in runs)]
 
 
 def readable(row: Row) -> Row:

@@ -103,11 +103,12 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._shut_down(stopped=False)
         wall_s = self._clock() - began
         rate = (self.position.env_steps - first_step) / wall_s
-        policy = self._export()
-        result = self._result() | {"samples_per_s": rate, "wall_s": wall_s}
-        if self.params.evaluation.movie:
-            self.context.report.result(result)  # Nobody needs to wait for the movie to read it.
-            self._record_movie(policy)
+        with self.finishing():
+            policy = self._export()
+            result = self._result() | {"samples_per_s": rate, "wall_s": wall_s}
+            if self.params.evaluation.movie:
+                self.context.report.result(result)  # Nobody needs to wait for the movie to read it.
+                self._record_movie(policy)
         return result
 
     def _train(self) -> None:

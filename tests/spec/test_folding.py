@@ -1,0 +1,14 @@
+"""The events of a job as people read them."""
+
+from datetime import UTC, datetime
+
+from rolecall.spec.api import Event
+from rolecall.spec.folding import folded
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
+    kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
+    events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
+    assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
