@@ -184,7 +184,7 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
     (
         "embedding-ddp",
         _set("dense_optimizer.learning_rate", 1),
-        [("dense_optimizer.learning_rate", "there is no field 'learning_rate'", "betas, eps, lr, name, weight_decay")],
+        [("dense_optimizer.learning_rate", "did you mean 'lr'?", "betas, eps, lr, name, weight_decay")],
     ),
     (
         "embedding-ddp",
