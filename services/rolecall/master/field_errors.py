@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -204,11 +204,12 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 
 def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[str, Any]]:
-    """The errors without those of alternatives that the user did not mean.
+    """The errors without those of alternatives that the user did not mean, and without wrong counts of items.
 
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
+    errors = [error for error in errors if not _miscounts(error)]
     # The place of an unknown field is that of its object.
     places = [
         locate(schema, error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"])
@@ -230,6 +231,12 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
             merged.add(wrong)
             kept.append({**error, "loc": _loc_of(schema, error["loc"], wrong), "type": _WRONG_KIND})
     return [*kept, *errors[_READ_ERRORS:]]
+
+
+def _miscounts(error: Mapping[str, Any]) -> bool:
+    """True for a list that is long enough, but has too few valid items: pydantic counts only those."""
+    given = error.get("input")
+    return error["type"] == "too_short" and isinstance(given, Sized) and len(given) >= error["ctx"]["min_length"]
 
 
 def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[str | int]:
