@@ -234,7 +234,11 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
         # The list has two items, of which none is valid.
         [("schedule.rows.0", "it must be a string", "string"), ("schedule.rows.1", "it must be a string", "string")],
     ),
-    ("transformer-pipeline", _set("schedule", {"rows": []}), [("schedule.rows", "must have at least 1 item, not 0", "")]),
+    (
+        "transformer-pipeline",
+        _set("schedule", {"rows": []}),
+        [("schedule.rows", "must have at least 1 item, not 0", "")],
+    ),
     ("reinforce", _set("algorithm", {"gamma": 1}), [("algorithm.name", "it is missing", "ppo, reinforce")]),
     ("embedding-ddp", _set("optimizer", {"lr": 1}), [("optimizer.name", "it is missing", "adam, ")]),
     (

@@ -143,7 +143,8 @@ def _worded(message: str) -> str:
 
 def _broken_rule(error: Mapping[str, Any], root: Schema, schema: Schema) -> str:
     """The rule in words of the pattern that a value does not match; empty if there is none, or for other errors."""
-    pattern = error.get("ctx", {}).get("pattern")
+    if (pattern := error.get("ctx", {}).get("pattern")) is None:
+        return ""
     rules = (one[RULE] for one in _choices(root, schema) if RULE in one and one.get("pattern") == pattern)
     return next(rules, "")
 
@@ -157,6 +158,9 @@ def _first_named(message: str, root: Schema, schema: Schema) -> list[str]:
     """The path of the field with which a message about several fields begins, such as `loss: mse does not fit …`."""
     found = _NAMED.match(message)
     names, here = found[0].split(".") if found else [], schema
+    # An object with names of the user's choice would have a field of every name, such as the "it" of many messages.
+    if names and not any(names[0] in choice.get("properties", {}) for choice in _choices(root, schema)):
+        return []
     for name in names:
         inner = _child(root, here, name)
         if inner is None:
@@ -282,8 +286,8 @@ def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
 def legal(root: Schema, schema: Schema) -> str:
     """A short description of the values that `schema` allows; empty if it has no constraints."""
     schema = _resolved(root, schema)
-    if "const" in schema:
-        return shown(schema["const"])
+    if RULE in schema or "const" in schema:
+        return schema[RULE] if RULE in schema else shown(schema["const"])
     if "enum" in schema:
         return ", ".join(str(value) for value in schema["enum"])
     if "anyOf" in schema or "oneOf" in schema:
@@ -295,7 +299,7 @@ def legal(root: Schema, schema: Schema) -> str:
         return "a time with its zone, such as 2026-01-31T18:00:00Z"
     kind = str(schema.get("type", ""))
     bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
-    return schema.get(RULE) or " ".join([_KINDS.get(kind, kind), *bounds]).strip()
+    return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
 def _members(schema: Schema) -> Sequence[Any]:

@@ -236,6 +236,8 @@ def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
     field = own.get(str(name))
     kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None
     found = TypeAdapter(kind).json_schema() if field else {}
+    if "anyOf" in found:  # A parameter can be omitted, but not be null.
+        found["anyOf"] = [choice for choice in found["anyOf"] if choice != {"type": "null"}]
     (one,) = explain([error | {"loc": tuple(path)}], found, (str(name),))
     return one
 
