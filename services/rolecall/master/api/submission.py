@@ -55,8 +55,8 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
 
     With `dry_run`, create nothing. The response is 200 with the workers on their nodes, or with the condition that the
-    job would wait for. If the token has reached a limit (its queued jobs or stored bytes), the response is 429 and
-    names the limit.
+    job would wait for. Only nodes can check the job's files, environment and own code, when the job starts. If the
+    token has reached a limit (its queued jobs or stored bytes), the response is 429 and names the limit.
     """
     fields = await master.request_checks.run(request)
     check_priority(caller.name, caller.limits, request.priority)
