@@ -240,7 +240,7 @@ async def test_a_line_replaces_a_table_without_rows(master: Client) -> None:
     assert await said("nodes") == "no node has registered\n"
     assert (await said("top", "--once")).splitlines()[2:] == ["no node has registered", "", "no job runs or waits"]
     assert await said("prune", "--older-than", "30d", "--dry-run") == "no job ended before that time\n"
-    assert await said("audit", "--after", "999999") == "the audit log has no such entries\n"
+    assert await said("audit", "--since", "0s") == "the audit log has no such entries\n"
     job, other = [(await master.submit())["id"] for _ in range(2)]
     for ending in (" yet", ""):
         for what in ("checkpoints", "artifacts", "metrics"):

@@ -31,12 +31,15 @@ async def test_a_dry_run_shows_where_the_workers_would_run_or_what_the_job_would
     file = tmp_path / "job.yaml"
     file.write_text("workload: toy\nroles: {parameter-server: 0, trainer: 1}\n")
     waits = await run_at(master, "submit", str(file), "--dry-run")
-    assert (waits.code, waits.out.count("\n")) == (0, 1)
+    assert (waits.code, waits.out.count("\n")) == (0, 2)
+    unchecked = "its nodes check files, environments and code of its own when it starts"
+    assert waits.out.splitlines()[-1] == unchecked
     assert waits.out.startswith("the job is valid; it would wait: ")
     assert "trainer" in waits.out
     await one_trainer(master)
     plan = await run_at(master, "submit", str(file), "--dry-run")
-    assert plan.out.splitlines()[-1].split()[:3] == ["0", "trainer-0", "trainer-0"]
+    assert plan.out.splitlines()[-2].split()[:3] == ["0", "trainer-0", "trainer-0"]
+    assert plan.out.splitlines()[-1] == unchecked
     plan = await run_at(master, "submit", "-", "--set", "params.steps=7", "--dry-run", "--json", given=json.dumps(JOB))
     assert json.loads(plan.out)["params"]["steps"] == 7
     refused = await run_at(master, "submit", "-", "--set", "params.step=7", "--dry-run", given="workload: toy")

@@ -86,6 +86,10 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     assert run("jobs", token=fresh)[0] == 7
     assert run("tokens", "create", "ci", "--scope", "read")[0] == 0
     log = run("audit")[1]
+    assert run("audit", "--since", "1h")[1] == log
+    assert "--since" in run("audit", "--since", "soon")[2]
+    entries = json.loads(run("audit", "--limit", "300", "--json")[1])
+    assert [one["id"] for one in entries["entries"]] == list(range(len(entries["entries"]), 0, -1))
     assert all(action in log for action in ("DELETE /tokens/{name}", "POST /jobs/{job}/cancel", "POST /jobs"))
     assert "max_stored_bytes 50.0 GiB" in run("tokens", "update", "ci", "--max-stored-bytes", "50GiB")[1]
     assert "max_priority -5" in run("tokens", "update", "ci", "--max-priority", "-5")[1]

@@ -34,6 +34,24 @@ def test_a_file_is_decompressed_and_its_suffix_is_that_of_its_content(root: Path
         assert opened.read() == content
 
 
+@pytest.mark.parametrize("given", ["0F0,0F1\n1F0,1F1", "*\n.csv", "~\nrows", "/\nrows", "sub\nfolder"])
+def test_an_error_about_a_path_with_a_line_break_is_one_line(
+    given: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    (root / "sub\nfolder").mkdir()
+    with pytest.raises(InputError) as caught:
+        find([given])
+    assert str(caught.value).startswith(given.replace("\n", "\\n"))
+    assert len(str(caught.value).splitlines()) == 1
+    path = root / "a\nb.csv"
+    path.touch()
+    (file,) = find([str(path)])
+    path.unlink()
+    with pytest.raises(InputError, match=r"a\\nb\.csv can't be read: "):
+        file.open()
+
+
 def test_the_identity_changes_with_the_content(root: Path) -> None:
     path = root / "text"
     path.write_text("one")

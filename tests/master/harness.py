@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, compile_path
 from tests.running import accepted
 
 from rolecall import __version__
+from rolecall.master.api.headers import HEADERS
 from rolecall.master.assembly import Master, open_master
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
@@ -258,7 +259,7 @@ def _responses() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
 
 
 async def _check_documented(answer: httpx.Response) -> None:
-    """Assert that the OpenAPI document has the status and the media type of an answer."""
+    """Assert that the OpenAPI document has the status, the media type and the headers of an answer."""
     path, method = answer.request.url.path, answer.request.method.lower()
     responses = next((one[method] for at, one in _responses() if method in one and at.match(path)), None)
     if responses is None:
@@ -268,6 +269,10 @@ async def _check_documented(answer: httpx.Response) -> None:
     media = responses[str(answer.status_code)].get("content")
     kind = answer.headers.get("content-type", "").partition(";")[0]
     assert not media or kind in media, f"{what} has the media type {kind}"
+    described = set(responses[str(answer.status_code)].get("headers", ()))
+    sent = {name for name in HEADERS if name in answer.headers}
+    assert sent - described <= {"Content-Length"}, f"{what} has the headers {sent - described}, which it should not"
+    assert described <= sent, f"{what} lacks the headers {described - sent}"
 
 
 def still_master(data: Path, clock: Clock | None = None, **values: Any) -> AbstractAsyncContextManager[Master]:

@@ -1,6 +1,7 @@
 """The HTTP surface: who may call, and the answers to wrong calls."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,19 @@ async def test_the_frameworks_own_errors_are_problems_too(client: Client) -> Non
     check_problem(await client.user("GET", "/jobs/none"), 404)
     check_problem(await client.user("GET", "/jobs/%00"), 404)
     check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
-    problem = check_problem(await client.user("GET", "/jobs", params={"cursor": f"0:{10**30}"}), 422)
-    assert "next_cursor of the previous page, unchanged" in problem["detail"]
+    problem = check_problem(await client.user("GET", "/jobs", params={"created_after": "odd"}), 422)
+    assert problem["errors"][0]["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z", "not: or null"
+    for path, cursors in {"/jobs": ("", "7", "1:2:3", "a:1", f"0:{10**30}", "0:²"), "/audit": ("", "1:2", "-")}.items():
+        for cursor in cursors:
+            problem = check_problem(await client.user("GET", path, params={"cursor": cursor}), 422)
+            assert problem["errors"] == [
+                {
+                    "field": "cursor",
+                    "message": "it is not a cursor of this list",
+                    "given": json.dumps(cursor),
+                    "legal": "the next_cursor of the previous page, unchanged",
+                }
+            ]
     check_problem(await client.user("GET", "/workloads/tpy"), 404)
 
 

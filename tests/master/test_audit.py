@@ -18,13 +18,13 @@ from .harness import Client, ManualClock, make_token, on_master, submit_as
 
 
 async def log(client: Client, count: int, **params: Any) -> list[AuditEntry]:
-    """The audit log once it has `count` entries."""
+    """The audit log, oldest first, once it has `count` entries."""
     async with asyncio.timeout(10):
         while True:
             answer = await client.user("GET", "/audit", params=params)
             entries = [AuditEntry.model_validate(entry) for entry in answer.json()["entries"]]
             if len(entries) >= count:
-                return entries
+                return entries[::-1]
             await asyncio.sleep(0.1)
 
 
@@ -44,12 +44,22 @@ async def test_the_audit_log_has_changes_and_refusals(client: Client) -> None:
     await client.call(alice, "GET", "/audit")
     for _ in range(5):
         await client.call("rc_guess", "GET", "/jobs")
-    refused = await log(client, 3, after=changes[-1].id)
+    refused = (await log(client, 6))[len(changes) :]
     said = Counter({(one.token, one.action, one.outcome): one.count for one in refused})
     assert said[None, "GET /jobs", 401] >= 1
     assert said["alice", "POST /jobs/{job}/cancel", 409] == 1
     assert said["alice", "GET /audit", 403] == 1
-    assert [one.id for one in await log(client, 2, limit=2)] == [one.id for one in await log(client, 5)][-2:]
+    ids = [one.id for one in await log(client, 6)]
+    assert [one.id for one in await log(client, 3, since=min(one.at for one in refused).isoformat())] == ids[3:]
+    pages, listed = list[int](), list[int]()
+    params: dict[str, Any] = {"limit": 2}
+    while "cursor" not in params or params["cursor"]:
+        page = (await client.user("GET", "/audit", params=params)).json()
+        listed += [one["id"] for one in page["entries"]]
+        pages.append(len(page["entries"]))
+        params["cursor"] = page["next_cursor"]
+    assert set(pages[:-1]) == {2}, "every page but the last one is full"
+    assert listed[-len(ids) :] == ids[::-1]
     async with client.master.database.write() as connection:
         assert await audit.prune(connection, changes[1].at) == 1
     assert (await log(client, 1))[0].id == changes[1].id

@@ -38,14 +38,31 @@ def test_operations_have_names_and_describe_their_errors(document: dict[str, Any
     assert len(names) == len(set(names))
     assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names), names
     # `test_statuses.py` compares the statuses with what the routes answer.
-    for operation in operations:
+    for method, operation in ((name, one) for path in document["paths"].values() for name, one in path.items()):
         errors = {status: one for status, one in operation["responses"].items() if int(status) >= 400}
         assert "500" in errors
         for error in errors.values():
-            assert list(error["content"]) == ["application/problem+json"]
+            assert list(error.get("content", ())) == ["application/problem+json"] * (method != "head")
+        if method == "head":
+            assert not any("content" in one for one in operation["responses"].values())
     patch = document["paths"]["/jobs/{job}"]["patch"]["requestBody"]["content"]
     assert set(patch) == {"application/json", "application/merge-patch+json"}
     assert document["paths"]["/jobs"]["post"]["responses"]["200"]["content"]["application/json"]
+
+
+def test_responses_declare_the_headers_that_they_always_have(document: dict[str, Any]) -> None:
+    def declared(path: str, method: str = "get") -> dict[str, set[str]]:
+        responses = document["paths"][path][method]["responses"]
+        return {status: set(one["headers"]) for status, one in responses.items() if "headers" in one}
+
+    errors = {"401": {"WWW-Authenticate"}, "429": {"Retry-After"}, "503": {"Retry-After"}}
+    file = {"Accept-Ranges", "Content-Disposition", "ETag", "X-Content-SHA256"}
+    assert declared("/nodes") == errors
+    assert declared("/jobs", "post") == errors | {"201": {"Location"}, "507": {"Retry-After"}}
+    download = {"200": file, "206": file | {"Content-Range"}, "304": file, "416": {"Content-Range"}}
+    assert declared("/jobs/{job}/artifacts/{name}") == errors | download
+    assert declared("/jobs/{job}/artifacts/{name}", "head") == errors | {"200": file | {"Content-Length"}, "304": file}
+    assert declared("/jobs/{job}/checkpoints/{step}", "head") == errors | {"200": {"Content-Disposition", "ETag"}}
 
 
 def test_parameters_have_descriptions_and_bodies_have_examples(document: dict[str, Any]) -> None:
@@ -61,6 +78,8 @@ def test_calls_of_nodes_are_apart_and_no_schema_is_missing(document: dict[str, A
     assert users["paths"].keys() | nodes["paths"].keys() == document["paths"].keys()
     assert not any(path.startswith("/internal/") for path in users["paths"])
     for part in (users, nodes):
+        headers = set(re.findall(r'"#/components/headers/([^"]+)"', json.dumps(part)))
+        assert headers == part["components"]["headers"].keys() != set()
         schemas = part["components"]["schemas"]
         used = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(part)))
         assert used == schemas.keys() - {"JobRequest"} | ({"JobRequest"} & used)

@@ -184,7 +184,7 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
     (
         "embedding-ddp",
         _set("dense_optimizer.learning_rate", 1),
-        [("dense_optimizer.learning_rate", "there is no field 'learning_rate'", "betas, eps, lr, name, weight_decay")],
+        [("dense_optimizer.learning_rate", "did you mean 'lr'?", "betas, eps, lr, name, weight_decay")],
     ),
     (
         "embedding-ddp",
@@ -228,6 +228,17 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
     ("transformer-pipeline", _set("schedule", 3), [("schedule", "it has the wrong type", "GPipe, 1F1B, ")]),
     ("transformer-pipeline", _set("schedule", {"cvs": "a"}), [("schedule.cvs", "did you mean 'csv'?", "csv, rows")]),
     ("transformer-pipeline", _set("schedule", {}), [("schedule", "needs either", "")]),
+    (
+        "transformer-pipeline",
+        _set("schedule", {"rows": [1, None]}),
+        # The list has two items, of which none is valid.
+        [("schedule.rows.0", "it must be a string", "string"), ("schedule.rows.1", "it must be a string", "string")],
+    ),
+    (
+        "transformer-pipeline",
+        _set("schedule", {"rows": []}),
+        [("schedule.rows", "must have at least 1 item, not 0", "")],
+    ),
     ("reinforce", _set("algorithm", {"gamma": 1}), [("algorithm.name", "it is missing", "ppo, reinforce")]),
     ("embedding-ddp", _set("optimizer", {"lr": 1}), [("optimizer.name", "it is missing", "adam, ")]),
     (

@@ -267,6 +267,16 @@ async def test_artifacts_have_ranges_and_checkpoints_are_archives(client: Client
     assert await get(**{"Range": "bytes=2-4", "If-Range": '"another"'}) == (200, b"0123456789", None)
     assert await get(**{"If-None-Match": etag}) == (304, b"", None)
     assert (await get(Range="bytes=10-"))[::2] == (416, "bytes */10")
+    for path in ("artifacts/model", "checkpoints/7"):
+        full, head = [await client.user(method, f"/jobs/{job}/{path}") for method in ("GET", "HEAD")]
+        assert (head.status_code, head.content) == (200, b"")
+        names = ("content-length", "content-type", "content-disposition", "etag", "accept-ranges", "x-content-sha256")
+        assert [head.headers.get(name) for name in names] == [full.headers.get(name) for name in names]
+    head = await client.user("HEAD", f"/jobs/{job}/artifacts/model", headers={"Range": "bytes=20-"})
+    assert (head.status_code, head.headers["content-length"]) == (200, "10"), "ranges are only for GET"
+    head = await client.user("HEAD", f"/jobs/{job}/artifacts/model", headers={"If-None-Match": etag})
+    assert (head.status_code, head.headers["etag"]) == (304, etag)
+    assert (await client.user("HEAD", f"/jobs/{job}/artifacts/other")).status_code == 404
     archive = await client.user("GET", f"/jobs/{job}/checkpoints/7")
     with ZipFile(BytesIO(archive.content)) as opened:
         assert opened.testzip() is None

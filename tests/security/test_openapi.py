@@ -17,6 +17,7 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -42,6 +43,7 @@ from .documents import SAME_EACH_TIME
 
 pytestmark = pytest.mark.slow
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS.append(response_headers_conformance)
 SCHEMA = schemathesis.openapi.from_dict(deepcopy(openapi_document()))
 OPERATIONS: dict[str, APIOperation] = {}
 for found in SCHEMA.get_all_operations():
@@ -52,7 +54,7 @@ ODD = st.sampled_from(["%00", "a%00b", "%ff%fe", "...", "%2e%2e%2fetc", "é" * 1
 
 
 NODE, DONE, RUNNING, STRAY = "trainer-0", 0, 1, 4
-ORDER = ("GET", "PUT", "POST", "PATCH", "DELETE")
+ORDER = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE")
 """Calls that end or delete jobs come after those that need them."""
 LABELS = sorted(OPERATIONS, key=lambda label: (ORDER.index(label.split()[0]), label))
 KNOWN: dict[str, dict[str, Any]] = {
@@ -60,6 +62,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "GET /internal/jobs/{job}/blobs/{number}/{name}": {"name": "step-7/part"},
     "GET /internal/nodes/{name}/surroundings": {"name": NODE},
     "GET /jobs/{job}/artifacts/{name}": {"name": "model.zip"},
+    "HEAD /jobs/{job}/artifacts/{name}": {"name": "model.zip"},
     "GET /workloads/{name}": {"name": "toy"},
     "POST /internal/nodes/{name}/heartbeat": {"name": NODE},
     "PATCH /tokens/{name}": {"name": "changed"},

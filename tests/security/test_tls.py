@@ -172,7 +172,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "change_token": lambda client: client.change_token("x", {}),
     "rotate_token": lambda client: client.rotate_token("x", 0),
     "revoke_token": lambda client: client.revoke_token("x"),
-    "audit": lambda client: client.audit(1, None),
+    "audit": lambda client: client.audit(1),
     "workloads": lambda client: client.workloads(),
     "workload": lambda client: client.workload("x"),
     "artifacts": lambda client: client.artifacts("x"),

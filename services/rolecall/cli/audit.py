@@ -1,21 +1,25 @@
 """`rolecall audit`: show the audit log."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.options import Json, Token, Url, connect, parse_age
 from rolecall.cli.output import print_json, print_table
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of entries.")]
-After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with greater ids, oldest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of entries.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="AGE", help="Only entries of the last 30s, 10m, 2h, 1d …")
+]
 
 
-def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show the newest entries of the audit log: calls that changed something, and calls that were refused."""
+def audit(limit: Limit = 50, newer: Since = None, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show the audit log, newest first: calls that changed something, and calls that were refused."""
+    since = None if newer is None else parse_age(newer, "--since", datetime.now(UTC))
     with connect(url, token) as client:
-        found = client.audit(limit, after)
+        found = client.audit(limit, since)
         if json:
             print_json(client.raw)
             return

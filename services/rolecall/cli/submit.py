@@ -16,6 +16,7 @@ from rolecall.spec.job import JobPlan
 from rolecall.spec.state import JobState
 
 _REASON_S, _POLL_S = 1.0, 0.1
+_UNCHECKED = "its nodes check files, environments and code of its own when it starts"
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
@@ -24,7 +25,9 @@ Wait = Annotated[bool, typer.Option("--wait", help="Like --follow, without event
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check the job, but not its files, without creating it, and show where its workers would run."
+        "--dry-run",
+        help="Check the job without creating it, and show where its workers would run. Only its nodes can check files, "
+        "environments and code of its own.",
     ),
 ]
 
@@ -80,6 +83,7 @@ def _reason_to_wait(client: Client, job: str) -> str | None:
 def _print_plan(plan: JobPlan) -> None:
     if plan.waiting_for:
         out.print(f"the job is valid; it would wait: {escape(plan.waiting_for)}")
+        out.print(_UNCHECKED)
         return
     out.print("the job is valid; it would start now:")
     rows = [
@@ -87,3 +91,4 @@ def _print_plan(plan: JobPlan) -> None:
         for one in plan.workers
     ]
     print_table(("RANK", "WORKER", "NODE", "THREADS", "GPU"), rows)
+    out.print(_UNCHECKED)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
@@ -31,6 +31,7 @@ from rolecall.spec.job import JobDocument, JobOverview, JobPlan, JobRequest, Job
 from rolecall.spec.node import NodeDocument
 
 _PAGE = 200
+_M = TypeVar("_M", bound=BaseModel)
 _SILENCE_S = 60.0
 """The maximum silence of a stream. The master sends a comment several times in this time."""
 
@@ -94,14 +95,18 @@ class Client(Transport):
         The conditions are the parameters of `GET /jobs`, such as `state`, `workload`, `name`, `owner` and `label`.
         None stands for no condition, and a list for several values.
         """
+        return self._paged(JobOverview, "/jobs", "jobs", limit, conditions)
+
+    def _paged(self, kind: type[_M], path: str, key: str, limit: int, conditions: dict[str, Any]) -> list[_M]:
+        """Up to `limit` items of a list, from as many pages as necessary."""
         query = {name: value for name, value in conditions.items() if value is not None}
-        found, raw = list[JobOverview](), list[Any]()
+        found, raw = list[_M](), list[Any]()
         while True:
-            found += self.items(JobOverview, "/jobs", "jobs", params=query | {"limit": min(_PAGE, limit - len(found))})
-            raw += self.raw["jobs"]
+            found += self.items(kind, path, key, params=query | {"limit": min(_PAGE, limit - len(found))})
+            raw += self.raw[key]
             query["cursor"] = self.raw.get("next_cursor")
             if query["cursor"] is None or len(found) >= limit:
-                self.raw |= {"jobs": raw}
+                self.raw |= {key: raw}
                 return found
 
     def events(self, job: str, after: int = 0) -> list[Event]:
@@ -164,10 +169,10 @@ class Client(Transport):
     def revoke_token(self, name: str) -> None:
         self.send("DELETE", f"/tokens/{segment(name)}")
 
-    def audit(self, limit: int, after: int | None) -> list[AuditEntry]:
-        """The audit log: the newest entries, or those with ids above `after`."""
-        query = {"limit": limit} | ({} if after is None else {"after": after})
-        return self.items(AuditEntry, "/audit", "entries", params=query)
+    def audit(self, limit: int = 100, since: datetime | None = None) -> list[AuditEntry]:
+        """Up to `limit` entries of the audit log, newest first; with `since`, only those from this time on."""
+        conditions = {"since": since.isoformat() if since else None}
+        return self._paged(AuditEntry, "/audit", "entries", limit, conditions)
 
     def workloads(self) -> list[WorkloadDocument]:
         return self.items(WorkloadDocument, "/workloads", "workloads")

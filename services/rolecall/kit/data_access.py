@@ -13,6 +13,7 @@ from typing import BinaryIO, Self
 from rolecall.settings.private_paths import private_paths
 from rolecall.settings.worker import WorkerSettings, read_worker
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 from rolecall.untrusted_files import NotRegular, open_regular
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/run")
@@ -88,7 +89,7 @@ class DataAccess:
         if not separator or scheme in _PLAIN:
             plain = rest if separator else path
             if plain.startswith("~"):
-                raise InputError(f"{path} begins with '~', which is not expanded; write the full path")
+                raise InputError(f"{one_line(path)} begins with '~', which is not expanded; write the full path")
             return plain
         if scheme not in self.schemes:
             raise InputError(
@@ -116,7 +117,7 @@ class DataAccess:
         try:
             descriptor = open_regular(self.resolve(path))
         except NotRegular as error:
-            raise InputError(f"{path} is not a regular file") from error
+            raise InputError(f"{one_line(path)} is not a regular file") from error
         try:
             # A parent folder may have become a link since the path was resolved; /proc has the path actually opened.
             if not self.real.allows(os.readlink(f"/proc/self/fd/{descriptor}")):
@@ -127,9 +128,10 @@ class DataAccess:
         return os.fdopen(descriptor, "rb")
 
     def _outside_error(self, path: str) -> InputError:
+        start = start_of(path, "; relative paths are resolved against {}")
         return InputError(
-            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; put the data "
-            f"there, or have the operator add its folder{start_of(path, '; relative paths are resolved against {}')}"
+            f"{one_line(path)} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; put the "
+            f"data there, or have the operator add its folder{start}"
         )
 
     @property

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.kit.data_access import DataAccess, read_access, start_of
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 _STAMPS = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "md5Hash")
 
@@ -20,9 +21,13 @@ class File:
     """One input file."""
 
     url: str
-    """The name of the file in messages."""
     identity: tuple[str, ...]
     """URL, size, and the timestamps or tags that change with the content."""
+
+    @property
+    def name(self) -> str:
+        """The file in messages, which are one line: the reason of a failure is its first line."""
+        return one_line(self.url)
 
     @property
     def gzipped(self) -> bool:
@@ -43,7 +48,7 @@ class File:
                 return cast(BinaryIO, cast(OpenFile, opened).open())
             compressed = access.open(plain)
         except OSError as error:
-            raise InputError(f"{self.url} can't be read: {error.strerror or error}") from error
+            raise InputError(f"{self.name} can't be read: {error.strerror or error}") from error
         return cast(BinaryIO, _GzipFile(compressed)) if self.gzipped else compressed
 
 
@@ -80,10 +85,10 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
     except FileNotFoundError:
         start = start_of(path, ", which resolves relative paths against {}")
         raise InputError(
-            f"{path} does not exist on this node{start}; paths must be the same on every node that reads them"
+            f"{one_line(path)} does not exist on this node{start}; paths must be the same on every node that reads them"
         ) from None
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{path} can't be read: {error}") from error
+        raise InputError(f"{one_line(path)} can't be read: {error}") from error
     urls = {name: name if plain is not None else filesystem.unstrip_protocol(name) for name in names}
     files = [
         File(urls[name], (urls[name], str(info["size"]), *(str(info[stamp]) for stamp in _STAMPS if stamp in info)))
@@ -92,7 +97,7 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
     ]
     if not files:
         kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, for example by folder/*"
-        raise InputError(f"{path} {kind}")
+        raise InputError(f"{one_line(path)} {kind}")
     return files
 
 

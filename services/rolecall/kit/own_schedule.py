@@ -9,6 +9,7 @@ from rolecall.kit.csv_schedules import MAX_BYTES, MAX_RANKS, CsvSchedule, parse_
 from rolecall.kit.params import DataPath
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 
 class OwnSchedule(workload.Params):
@@ -39,12 +40,12 @@ class OwnSchedule(workload.Params):
         assert self.csv is not None
         found = files.find([self.csv])
         if len(found) != 1:
-            raise InputError(f"schedule.csv must be one file; {self.csv} names {len(found)}")
+            raise InputError(f"schedule.csv must be one file; {one_line(self.csv)} names {len(found)}")
         with found[0].open() as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise InputError(f"{self.csv} has more than {MAX_BYTES} bytes")
+            raise InputError(f"{found[0].name} has more than {MAX_BYTES} bytes")
         try:
             return parse_schedule(content.decode().splitlines())
         except (UnicodeDecodeError, InputError) as error:
-            raise InputError(f"{self.csv}: {error}") from error
+            raise InputError(f"{found[0].name}: {error}") from error

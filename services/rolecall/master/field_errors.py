@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -143,7 +143,8 @@ def _worded(message: str) -> str:
 
 def _broken_rule(error: Mapping[str, Any], root: Schema, schema: Schema) -> str:
     """The rule in words of the pattern that a value does not match; empty if there is none, or for other errors."""
-    pattern = error.get("ctx", {}).get("pattern")
+    if (pattern := error.get("ctx", {}).get("pattern")) is None:
+        return ""
     rules = (one[RULE] for one in _choices(root, schema) if RULE in one and one.get("pattern") == pattern)
     return next(rules, "")
 
@@ -157,6 +158,9 @@ def _first_named(message: str, root: Schema, schema: Schema) -> list[str]:
     """The path of the field with which a message about several fields begins, such as `loss: mse does not fit …`."""
     found = _NAMED.match(message)
     names, here = found[0].split(".") if found else [], schema
+    # An object with names of the user's choice would have a field of every name, such as the "it" of many messages.
+    if names and not any(names[0] in choice.get("properties", {}) for choice in _choices(root, schema)):
+        return []
     for name in names:
         inner = _child(root, here, name)
         if inner is None:
@@ -204,11 +208,12 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 
 def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[str, Any]]:
-    """The errors without those of alternatives that the user did not mean.
+    """The errors without those of alternatives that the user did not mean, and without wrong counts of items.
 
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
+    errors = [error for error in errors if not _miscounts(error)]
     # The place of an unknown field is that of its object.
     places = [
         locate(schema, error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"])
@@ -230,6 +235,12 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
             merged.add(wrong)
             kept.append({**error, "loc": _loc_of(schema, error["loc"], wrong), "type": _WRONG_KIND})
     return [*kept, *errors[_READ_ERRORS:]]
+
+
+def _miscounts(error: Mapping[str, Any]) -> bool:
+    """True for a list that is long enough, but has too few valid items: pydantic counts only those."""
+    given = error.get("input")
+    return error["type"] == "too_short" and isinstance(given, Sized) and len(given) >= error["ctx"]["min_length"]
 
 
 def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[str | int]:
@@ -275,8 +286,8 @@ def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
 def legal(root: Schema, schema: Schema) -> str:
     """A short description of the values that `schema` allows; empty if it has no constraints."""
     schema = _resolved(root, schema)
-    if "const" in schema:
-        return shown(schema["const"])
+    if RULE in schema or "const" in schema:
+        return schema[RULE] if RULE in schema else shown(schema["const"])
     if "enum" in schema:
         return ", ".join(str(value) for value in schema["enum"])
     if "anyOf" in schema or "oneOf" in schema:
@@ -288,7 +299,7 @@ def legal(root: Schema, schema: Schema) -> str:
         return "a time with its zone, such as 2026-01-31T18:00:00Z"
     kind = str(schema.get("type", ""))
     bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
-    return schema.get(RULE) or " ".join([_KINDS.get(kind, kind), *bounds]).strip()
+    return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
 def _members(schema: Schema) -> Sequence[Any]:

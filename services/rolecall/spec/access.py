@@ -128,6 +128,7 @@ class AuditEntry(Value):
 
 
 class AuditPage(Value):
-    """`GET /audit`, oldest first."""
+    """A page of `GET /audit`, newest first."""
 
     entries: list[AuditEntry]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")

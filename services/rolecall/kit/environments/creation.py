@@ -18,6 +18,7 @@ from rolecall.kit.data_access import read_access
 from rolecall.kit.environments import legacy_gym
 from rolecall.kit.environments.params import Environment, Wrapper
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 Env = gymnasium.Env[Any, Any]
 
@@ -151,7 +152,7 @@ def _arguments(environment: Environment) -> dict[str, Any]:
         if isinstance(given, str) and ("/" in given or given.startswith(("~", "."))):
             access = read_access()
             if (plain := access.plain_path(given)) is None:
-                raise InputError(f"{given} is a URL; an environment's files must be local")
+                raise InputError(f"{one_line(given)} is a URL; an environment's files must be local")
             arguments[name] = access.resolve(plain)
     return arguments
 

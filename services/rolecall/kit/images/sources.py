@@ -18,6 +18,7 @@ from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.files import File, find
 from rolecall.kit.images.params import Idx, Images, SyntheticImages
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, such as Ghostscript
@@ -60,7 +61,8 @@ class ImageFolder:
             with self.access.open(self.paths[number]) as file, Image.open(file, formats=_FORMATS) as image:
                 return image.convert("RGB")
         except (OSError, UnidentifiedImageError) as error:
-            raise InputError(f"{self.paths[number]} can't be read as an image: {error}; repair or remove it") from error
+            name = one_line(self.paths[number])
+            raise InputError(f"{name} can't be read as an image: {error}; repair or remove it") from error
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def check_source(source: str | Idx) -> None:
     access = read_access()
     folders = _class_folders(source, access)
     if next((path for folder in folders.values() for path in _image_paths(folder, access)), None) is None:
-        raise InputError(f"{source} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
+        raise InputError(f"{one_line(source)} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
 
 
 def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
@@ -125,7 +127,7 @@ def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
     folders = _class_folders(source, access)
     names = classes or tuple(folders)
     if unknown := sorted(set(folders) - set(names)):
-        raise InputError(f"{source} has classes that the training images don't have: {_join(unknown)}")
+        raise InputError(f"{one_line(source)} has classes that the training images don't have: {_join(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
     for name, folder in folders.items():
@@ -133,24 +135,25 @@ def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
         paths += found
         labels += [names.index(name)] * len(found)
     if not paths:
-        raise InputError(f"{source} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
+        raise InputError(f"{one_line(source)} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
     return ImageFolder(names, np.array(labels, np.int64), paths, access)
 
 
 def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     """The folder of each class, sorted by name; raises `InputError` if jobs may not read one."""
+    shown = one_line(source)
     if (plain := access.plain_path(source)) is None:
-        raise InputError(f"{source} is a URL; class folders must be local, only IDX files can be at URLs")
+        raise InputError(f"{shown} is a URL; class folders must be local, only IDX files can be at URLs")
     access.resolve(plain)
     try:
         names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
     except FileNotFoundError:
         start = start_of(source, ", which resolves relative paths against {}")
-        raise InputError(f"{source} does not exist on this node{start}; every node with a stage needs it") from None
+        raise InputError(f"{shown} does not exist on this node{start}; every node with a stage needs it") from None
     except OSError as error:
-        raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error
+        raise InputError(f"{shown} can't be read as a folder: {error.strerror}") from error
     if len(names) < 2:
-        raise InputError(f"{source} has {len(names)} folder(s); it needs one per class, and at least two classes")
+        raise InputError(f"{shown} has {len(names)} folder(s); it needs one per class, and at least two classes")
     return {name: access.resolve(os.path.join(plain, name)) for name in names}
 
 
@@ -160,7 +163,7 @@ def _image_paths(folder: str, access: DataAccess) -> Iterator[str]:
         with os.scandir(folder) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"{folder} can't be read as a folder: {error.strerror}") from error
+        raise InputError(f"{one_line(folder)} can't be read as a folder: {error.strerror}") from error
     for entry in ordered:
         if not entry.is_dir() and entry.name.lower().endswith(_SUFFIXES):
             yield access.resolve(entry.path) if entry.is_symlink() else entry.path
@@ -175,7 +178,8 @@ def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> IdxImages:
     count = int(labels.max()) + 1
     names = classes or tuple(map(str, range(count)))
     if count > len(names):
-        raise InputError(f"{source.labels} has a label {count - 1}, but there are {len(names)} classes: {_join(names)}")
+        shown = one_line(source.labels)
+        raise InputError(f"{shown} has a label {count - 1}, but there are {len(names)} classes: {_join(names)}")
     return IdxImages(names, labels.astype(np.int64), pixels)
 
 
@@ -185,15 +189,16 @@ def _idx_shapes(source: Idx) -> list[tuple[File, tuple[int, ...]]]:
     shapes = [(images, _shape(images, 3)), (labels, _shape(labels, 1))]
     counts = [shape[0] for _, shape in shapes]
     if counts[0] != counts[1]:
-        raise InputError(f"{source.images} has {counts[0]} images, {source.labels} {counts[1]} labels; they must match")
+        given = [one_line(name) for name in (source.images, source.labels)]
+        raise InputError(f"{given[0]} has {counts[0]} images, {given[1]} {counts[1]} labels; they must match")
     if not counts[0]:
-        raise InputError(f"{source.images} has no images")
+        raise InputError(f"{one_line(source.images)} has no images")
     return shapes
 
 
 def _shape(file: File, dimensions: int) -> tuple[int, ...]:
     with file.open() as opened:
-        return _header(opened, file.url, dimensions)
+        return _header(opened, file.name, dimensions)
 
 
 def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
@@ -211,15 +216,15 @@ def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
 
 def _read_values(file: File, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     with file.open() as opened:
-        _header(opened, file.url, len(shape))
+        _header(opened, file.name, len(shape))
         values = np.frombuffer(opened.read(), np.uint8)
     if len(values) != int(np.prod(shape)):
-        raise InputError(f"{file.url} has {len(values)} values, its header says {int(np.prod(shape))}")
+        raise InputError(f"{file.name} has {len(values)} values, its header says {int(np.prod(shape))}")
     return values.reshape(shape)
 
 
 def _join(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+    return one_line(", ".join(names[:20])) + (" …" if len(names) > 20 else "")
 
 
 def check_images(images: Images) -> None:

@@ -49,18 +49,18 @@ def _explained(file: TableFile, csv: Csv, error: Exception) -> InputError:
     """
     said = f"{error}"[:MAX_CHARS]
     if file.format == "parquet":
-        return InputError(f"{file.url} can't be parsed as parquet: {said}")
+        return InputError(f"{file.name} can't be parsed as parquet: {said}")
     if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
         advice = "a file named .gz must be a complete gzip file; copy or compress it again"
-        return InputError(f"{file.url} can't be decompressed: {said}; {advice}")
+        return InputError(f"{file.name} can't be decompressed: {said}; {advice}")
     if isinstance(error, OSError):
-        return InputError(f"{file.url} can't be read: {said}")
+        return InputError(f"{file.name} can't be read: {said}")
     # Rows with a wrong number of columns are skipped, unless Arrow can't decode them for our handler.
     if isinstance(error, UnicodeError) or "invalid UTF8" in said or ": Expected " in said:
         _require_text(file)
     require_text_header(file, csv)
     fault = next((fault for text, fault in _STRUCTURE_FAULTS.items() if text in said), said)
-    return InputError(f"{file.url} can't be parsed as {file.format}: {fault}")
+    return InputError(f"{file.name} can't be parsed as {file.format}: {fault}")
 
 
 def require_text_header(file: TableFile, csv: Csv) -> None:
@@ -103,4 +103,5 @@ def _not_text(file: TableFile, line: int, byte: int, start: bytes) -> InputError
     """The error for a byte that is not text, in a file that begins with `start`."""
     convert = "convert a text, for example with `iconv -f LATIN1 -t UTF-8`"
     advice = next((other for magic, other in _OTHER_FORMATS.items() if start.startswith(magic)), convert)
-    return InputError(f"{file.url} has bytes that are not text in UTF-8, first in line {line} (0x{byte:02x}); {advice}")
+    place = f"first in line {line} (0x{byte:02x})"
+    return InputError(f"{file.name} has bytes that are not text in UTF-8, {place}; {advice}")

@@ -28,7 +28,7 @@ def find_tables(paths: list[str], data: Data) -> list[TableFile]:
 def _format(file: files.File, data: Data) -> str:
     form = data.format or _SUFFIXES.get(file.suffix)
     if form is None:
-        raise InputError(f"{file.url} has no known file name extension; set data.format to csv, tsv or parquet")
+        raise InputError(f"{file.name} has no known file name extension; set data.format to csv, tsv or parquet")
     if form == "parquet" and file.gzipped:
-        raise InputError(f"{file.url}: Parquet files are compressed internally; decompress it first")
+        raise InputError(f"{file.name}: Parquet files are compressed internally; decompress it first")
     return form

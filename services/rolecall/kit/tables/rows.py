@@ -22,6 +22,7 @@ from rolecall.kit.tables.file_errors import BLOCK_BYTES, MAX_CHARS, parse_errors
 from rolecall.kit.tables.files import TableFile
 from rolecall.kit.tables.params import MAX_CLASSES, Categorical, Csv, Data, Label, plain_text
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 _CHUNK_ROWS = 32_768
 _MAX_REPORTS = 5
@@ -78,7 +79,7 @@ class BadRows:
         """Report that `row` of `file` (line number from 1, as in an editor) can't be parsed."""
         self.count += 1
         if len(self.first) < _MAX_REPORTS:
-            self.first.append(f"{file.url} row {row}: {reason}")
+            self.first.append(f"{file.name} row {row}: {reason}")
 
     def check(self) -> None:
         """Raises `InputError` if there are more than `limit`."""
@@ -110,9 +111,9 @@ def require_columns(file: TableFile, data: Data) -> None:
             require_text_header(file, data.csv)
             near = difflib.get_close_matches(column, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            given = ", ".join(names)[:MAX_CHARS]
+            given = one_line(", ".join(names))[:MAX_CHARS]
             advice = "" if near or file.format == "parquet" else _header_advice(file, data, names)
-            raise InputError(f"{file.url} has no column {column!r}; {hint}its columns are: {given}{advice}")
+            raise InputError(f"{file.name} has no column {column!r}; {hint}its columns are: {given}{advice}")
     if file.format == "parquet":  # Columns of CSV files are read as text.
         _require_label_type(file, data.label, schema.field(data.label.column).type)
 
@@ -144,7 +145,7 @@ def _require_label_type(file: TableFile, label: Label, kind: pa.DataType) -> Non
     usable = _is_text(kind) or _is_number(kind) if label.numeric else not pa.types.is_nested(kind)
     if not usable:
         legal = "numbers" if label.numeric else "text, numbers or booleans"
-        raise InputError(f"{file.url}: the label {label.column!r} has type {kind}; it must contain {legal}")
+        raise InputError(f"{file.name}: the label {label.column!r} has type {kind}; it must contain {legal}")
 
 
 def distinct_labels(files: list[TableFile], data: Data) -> list[str]:
@@ -306,7 +307,7 @@ def _texts(column: pa.Array) -> pa.Array:
 def _numbers(chunk: _Chunk, column: str, missing: Sequence[str], reasons: dict[int, str]) -> NDArray[np.float64]:
     given = _cleaned(chunk.batch[column], missing)
     if not (pa.types.is_string(given.type) or _is_number(given.type)):
-        raise InputError(f"{chunk.file.url}: column {column!r} has type {given.type}; it must contain numbers")
+        raise InputError(f"{chunk.file.name}: column {column!r} has type {given.type}; it must contain numbers")
     parsable = pc.match_substring_regex(given, _NUMBER) if pa.types.is_string(given.type) else given.is_valid()
     readable = pc.if_else(parsable, given, pa.scalar(None, given.type)).cast(pa.float64(), safe=False)
     numbers = readable.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -327,7 +328,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _values(file: TableFile, given: pa.Array, column: Categorical, missing: Sequence[str]) -> Values:
     if pa.types.is_nested(given.type) and not _is_list(given.type):
-        raise InputError(f"{file.url}: column {column.column!r} has type {given.type}, not text, number or list")
+        raise InputError(f"{file.name}: column {column.column!r} has type {given.type}, not text, number or list")
     if column.separator is not None and not _is_list(given.type):
         given = pc.split_pattern(_texts(given), column.separator)
     if _is_list(given.type):

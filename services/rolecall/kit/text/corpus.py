@@ -22,6 +22,7 @@ from rolecall.kit.text.reading import lines, slice_lines
 from rolecall.kit.text.synthetic import number_tokenizer, random_targets, stored_bytes, synthetic_tokens
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -132,7 +133,7 @@ def _encode(text: Text, files: dict[str, list[File]], folder: Path) -> None:
         _write(folder / split, tokenizer, splits.get(split, ()))
         if split in splits and not _length(folder / split):
             if split in text.sources:
-                raise InputError(f"the {split} text has no tokens: {', '.join(text.sources[split])}")
+                raise InputError(f"the {split} text has no tokens: {one_line(', '.join(text.sources[split]))}")
             raise InputError(
                 f"validation is {text.validation}, but no line begins in that share of the training text; "
                 "increase it, add line breaks to the text, or set paths"

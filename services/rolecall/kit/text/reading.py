@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from rolecall.kit.files import File, find
 from rolecall.kit.text.params import Text
 from rolecall.spec.errors import InputError
+from rolecall.spec.visible import one_line
 
 _MAX_LINE = 65_536
 
@@ -26,9 +27,9 @@ def _lines(file: File) -> Iterator[str]:
             while line := text.readline(_MAX_LINE):
                 yield line
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.url} is not UTF-8 text ({error.reason}); convert it to UTF-8") from error
+        raise InputError(f"{file.name} is not UTF-8 text ({error.reason}); convert it to UTF-8") from error
     except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{file.url} can't be read: {error}") from error
+        raise InputError(f"{file.name} can't be read: {error}") from error
 
 
 def slice_lines(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
@@ -47,4 +48,4 @@ def check_text(text: Text) -> None:
     for split, paths in text.sources.items():
         first_lines = [next(lines([file]), "") for file in find(paths)]
         if not any(first_lines):
-            raise InputError(f"the {split} text is empty: {', '.join(paths)}")
+            raise InputError(f"the {split} text is empty: {one_line(', '.join(paths))}")

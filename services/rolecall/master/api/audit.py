@@ -12,28 +12,38 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
+from rolecall.master.api.parameters import CURSOR, accepted_by
 from rolecall.master.program import master_of, program_of
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import audit
+from rolecall.master.store.cursors import from_cursor, to_cursor
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope
-from rolecall.spec.bounds import MAX_INTEGER
+from rolecall.spec.bounds import AwareMoment
 
 router = APIRouter(tags=["access"], dependencies=[Depends(needs(TokenScope.ADMIN))])
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOG = logging.getLogger(__name__)
 
 
+def _id_of(cursor: str) -> int:
+    """The id of the last entry before a page. Raises `ValueError`."""
+    (last,) = from_cursor(cursor, 1)
+    return last
+
+
 @router.get("/audit", summary="Show the audit log")
 async def list_audit(
     master: Running,
-    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
+    since: Annotated[AwareMoment | None, Query(description="Only entries from this time on.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries.")] = 100,
+    cursor: Annotated[str | None, accepted_by(_id_of), CURSOR] = None,
 ) -> AuditPage:
-    """Return the entries with ids above `after`, oldest first. Without `after`, return the newest ones."""
+    """Return the entries, newest first."""
+    before = None if cursor is None else _id_of(cursor)
     async with master.database.read() as connection:
-        found = audit.newest(connection, limit) if after is None else audit.since(connection, after, limit)
-        return AuditPage(entries=await found)
+        found, following = await audit.page(connection, limit, before, since)
+    return AuditPage(entries=found, next_cursor=None if following is None else to_cursor([following]))
 
 
 class Audited:

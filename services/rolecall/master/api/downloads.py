@@ -13,9 +13,11 @@ from fastapi.responses import Response, StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.headers import with_headers
 from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
+from rolecall.master.store.records import ArtifactRecord
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
@@ -23,17 +25,29 @@ from rolecall.spec.plan import CheckpointManifest
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_FILE = ("Accept-Ranges", "Content-Disposition", "ETag", "X-Content-SHA256")
+"""The headers of every response about an artifact."""
+_UNCHANGED = {304: {"description": "The file has the digest in `If-None-Match`.", **with_headers(*_FILE)}}
 _RESPONSES = {
-    200: {"description": "The whole file.", "content": _BYTES},
-    206: {"description": "The requested range.", "content": _BYTES},
-    304: {"description": "The file has the digest in `If-None-Match`."},
+    200: {"description": "The whole file.", "content": _BYTES, **with_headers(*_FILE)},
+    206: {"description": "The requested range.", "content": _BYTES, **with_headers(*_FILE, "Content-Range")},
+    **_UNCHANGED,
 }
 _ARCHIVE = {
     200: {
         "description": "The archive.",
         "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        **with_headers("Content-Disposition", "ETag"),
     }
 }
+ArtifactName = Annotated[str, Path(description="The artifact's name.")]
+IfNoneMatch = Annotated[
+    str | None, Header(max_length=1000, description="Answer 304 if the artifact has one of these `ETag`s.")
+]
+Step = Annotated[int, Path(ge=0, le=MAX_BIGINT, description="The step after which it was written.")]
+Attempt = Annotated[
+    int | None, Query(ge=1, le=MAX_INTEGER, description="The attempt that wrote it; the newest by default.")
+]
 
 
 @router.get(
@@ -44,31 +58,21 @@ _ARCHIVE = {
 )
 async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     job: JobId,
-    name: Annotated[str, Path(description="The artifact's name.")],
+    name: ArtifactName,
     master: Running,
     wanted: Annotated[str | None, Header(alias="Range", max_length=100, description="One range of bytes.")] = None,
     if_range: Annotated[
         str | None, Header(max_length=100, description="Ignore the range unless the artifact has this `ETag`.")
     ] = None,
-    if_none_match: Annotated[
-        str | None, Header(max_length=1000, description="Answer 304 if the artifact has one of these `ETag`s.")
-    ] = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return the artifact's content, or a range of it. `ETag` and `X-Content-SHA256` have its SHA-256."""
-    async with master.database.read() as connection:
-        await jobs.summary(connection, job)
-        artifact = await artifacts.get(connection, job, name)
-    etag = f'"{artifact.sha256}"'
-    headers = {
-        "Accept-Ranges": "bytes",
-        "Content-Disposition": f'attachment; filename="{artifact.name}"',
-        "ETag": etag,
-        "X-Content-SHA256": artifact.sha256,
-    }
-    if if_none_match is not None and (if_none_match.strip() == "*" or artifact.sha256 in if_none_match):
+    artifact, headers = await _artifact(master, job, name)
+    if _has(artifact, if_none_match):
         return Response(None, HTTPStatus.NOT_MODIFIED, headers)
     status, start, length = HTTPStatus.OK, 0, artifact.size
-    if wanted is not None and if_range in {None, etag} and (found := byte_range(wanted, artifact.size)) is not None:
+    chosen = wanted if if_range in {None, headers["ETag"]} else None
+    if chosen is not None and (found := byte_range(chosen, artifact.size)) is not None:
         status, (start, length) = HTTPStatus.PARTIAL_CONTENT, found
         headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{artifact.size}"
     headers["Content-Length"] = str(length)
@@ -76,18 +80,68 @@ async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     return StreamingResponse(chunks, status, headers, "application/octet-stream")
 
 
+@router.head(
+    "/artifacts/{name}",
+    summary="Show the headers of an artifact",
+    response_class=Response,
+    responses={
+        200: {"description": "The artifact exists.", **with_headers(*_FILE, "Content-Length")},
+        **_UNCHANGED,
+    },
+)
+async def show_artifact(job: JobId, name: ArtifactName, master: Running, if_none_match: IfNoneMatch = None) -> Response:
+    """Return the headers of a download of the whole artifact, such as its size and SHA-256."""
+    artifact, headers = await _artifact(master, job, name)
+    if _has(artifact, if_none_match):
+        return Response(None, HTTPStatus.NOT_MODIFIED, headers)
+    headers["Content-Length"] = str(artifact.size)
+    return Response(None, HTTPStatus.OK, headers, "application/octet-stream")
+
+
 @router.get(
     "/checkpoints/{step}", summary="Download a checkpoint", response_class=StreamingResponse, responses={**_ARCHIVE}
 )
-async def download_checkpoint(
-    job: JobId,
-    step: Annotated[int, Path(ge=0, le=MAX_BIGINT, description="The step after which it was written.")],
-    master: Running,
-    attempt: Annotated[
-        int | None, Query(ge=1, le=MAX_INTEGER, description="The attempt that wrote it; the newest by default.")
-    ] = None,
-) -> StreamingResponse:
+async def download_checkpoint(job: JobId, step: Step, master: Running, attempt: Attempt = None) -> StreamingResponse:
     """Return a ZIP archive with the parts of the checkpoint and `manifest.json`, which names their files in `blob`."""
+    manifest, headers = await _checkpoint(master, job, step, attempt)
+    return StreamingResponse(_archive(master, job, manifest), 200, headers, "application/zip")
+
+
+@router.head(
+    "/checkpoints/{step}",
+    summary="Show the headers of a checkpoint",
+    response_class=Response,
+    responses={200: {"description": "The checkpoint exists.", **with_headers("Content-Disposition", "ETag")}},
+)
+async def show_checkpoint(job: JobId, step: Step, master: Running, attempt: Attempt = None) -> Response:
+    """Return the headers of a download of the checkpoint. The size of the archive is not known before."""
+    _, headers = await _checkpoint(master, job, step, attempt)
+    # Not a plain response, which would say that the archive has no bytes.
+    return StreamingResponse(_nothing(), 200, headers, "application/zip")
+
+
+async def _artifact(master: Master, job: str, name: str) -> tuple[ArtifactRecord, dict[str, str]]:
+    """An artifact, and the headers of responses about it. Raises `NotFound`."""
+    async with master.database.read() as connection:
+        await jobs.summary(connection, job)
+        artifact = await artifacts.get(connection, job, name)
+    return artifact, {
+        "Accept-Ranges": "bytes",
+        "Content-Disposition": f'attachment; filename="{artifact.name}"',
+        "ETag": f'"{artifact.sha256}"',
+        "X-Content-SHA256": artifact.sha256,
+    }
+
+
+def _has(artifact: ArtifactRecord, if_none_match: str | None) -> bool:
+    """True if the caller has the content of the artifact already."""
+    return if_none_match is not None and (if_none_match.strip() == "*" or artifact.sha256 in if_none_match)
+
+
+async def _checkpoint(
+    master: Master, job: str, step: int, attempt: int | None
+) -> tuple[CheckpointManifest, dict[str, str]]:
+    """The manifest of a checkpoint, and the headers of responses about it. Raises `NotFound`."""
     async with master.database.read() as connection:
         await jobs.summary(connection, job)
         known = [one.manifest for one in await checkpoints.of_job(connection, job)]
@@ -102,7 +156,12 @@ async def download_checkpoint(
         "Content-Disposition": f'attachment; filename="{job}-step-{step}.zip"',
         "ETag": f'"{hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()}"',
     }
-    return StreamingResponse(_archive(master, job, manifest), 200, headers, "application/zip")
+    return manifest, headers
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
+from rolecall.master.api.headers import with_headers
 from rolecall.master.api.parameters import parameters_of
 from rolecall.master.blobs import BlobError
 from rolecall.master.field_errors import MAX_FIELD_ERRORS, FieldError, explain
@@ -106,12 +107,16 @@ _MEANING = {
     503: "The master, or its database, can't answer now; try again.",
     507: "The master's volume is full.",
 }
+_HEADERS = {401: ("WWW-Authenticate",), 416: ("Content-Range",), **dict.fromkeys((429, 503, 507), ("Retry-After",))}
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI descriptions of problem documents with these statuses."""
-    return {status: {"description": _MEANING[status], "content": _CONTENT} for status in statuses}
+    return {
+        status: {"description": _MEANING[status], "content": _CONTENT, **with_headers(*_HEADERS.get(status, ()))}
+        for status in statuses
+    }
 
 
 RESPONSES = documented(401, 403, 422, 429, 500, 503)
@@ -174,7 +179,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The problem document of an error of the framework or a route, such as an unknown path."""
     assert isinstance(error, HTTPException)
     detail = _sentence(request, error)
-    return problem_response(error.status_code, detail, request, headers=error.headers)
+    headers = {**(_retry_after(error.status_code) or {}), **(error.headers or {})}
+    return problem_response(error.status_code, detail, request, headers=headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -236,6 +242,8 @@ def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
     field = own.get(str(name))
     kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None
     found = TypeAdapter(kind).json_schema() if field else {}
+    if "anyOf" in found:  # A parameter can be omitted, but not be null.
+        found["anyOf"] = [choice for choice in found["anyOf"] if choice != {"type": "null"}]
     (one,) = explain([error | {"loc": tuple(path)}], found, (str(name),))
     return one
 

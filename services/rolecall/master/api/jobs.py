@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, has_room, needs, sees_job
 from rolecall.master.api.error_handlers import documented
-from rolecall.master.api.parameters import Cursor, JobId, LabelFilter, merge_patch
+from rolecall.master.api.parameters import CURSOR, JobId, LabelFilter, accepted_by, merge_patch
 from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
@@ -53,7 +53,7 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         Order, Query(description="`queue` is the order in which queued jobs are placed: by priority, oldest first.")
     ] = "newest",
     limit: Annotated[int, Query(ge=1, le=200, description="Maximum number of jobs.")] = 50,
-    cursor: Annotated[Cursor | None, Query(description="`next_cursor` of the previous page.")] = None,
+    cursor: Annotated[str | None, accepted_by(ListPlace.parse), CURSOR] = None,
 ) -> JobPage | Response:
     """Return jobs that meet all conditions: of all owners, or the token's own if it can't see others.
 
@@ -73,7 +73,8 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         created_before=created_before,
     )
     async with master.database.read() as connection:
-        found, following = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
+        place = None if cursor is None else ListPlace.parse(cursor)
+        found, following = await listing.page(connection, selection, limit, place, order)
         # Jobs of a workload that is broken or no longer installed can still be listed.
         known = master.catalogue.workloads.keys() | master.catalogue.broken.keys()
         is_known = found or workload in known
@@ -89,7 +90,7 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
             following = ListPlace.of(found[len(shown) - 1])
             break
         shown.append(overview)
-    next_cursor = json.dumps(str(following) if following else None).encode()
+    next_cursor = json.dumps(following.cursor if following else None).encode()
     return Response(b'{"jobs":[%b],"next_cursor":%b}' % (b",".join(shown), next_cursor), media_type="application/json")
 
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from pydantic.json_schema import models_json_schema
 
+from rolecall.master.api import headers
 from rolecall.master.api.error_handlers import SCHEMA, documented
 from rolecall.master.catalogue import Catalogue
 
@@ -35,6 +36,7 @@ def complete(document: Document, catalogue: Catalogue) -> Document:
     """The framework's document with what it doesn't know: problem documents, and the parameters of each workload."""
     components = document["components"]["schemas"]
     components["Problem"] = SCHEMA
+    document["components"]["headers"] = headers.HEADERS
     for path, item in document["paths"].items():
         for method, operation in item.items():
             operation["responses"] = _responses(path, method, operation)
@@ -67,14 +69,18 @@ def _responses(path: str, method: str, operation: Document) -> Document:
         404: "{" in path and name not in _ACCEPTS_UNKNOWN_NAMES,
         400: has_body,
         413: has_body,
-        507: method != "get" and name not in _STORES_NOTHING,
+        507: method not in {"get", "head"} and name not in _STORES_NOTHING,
     }
     found: Document = operation["responses"] | documented(*(status for status, is_so in possible.items() if is_so))
     impossible = set[str]() if "security" in operation else {*_OF_TOKENS}
     if name in _ACCEPTS_ALL:
         impossible.add("422")
     texts = {str(status): one for status, one in found.items()}
-    return {status: texts[status] for status in sorted(texts.keys() - impossible)}
+    left_out = {"content"} if method == "head" else set[str]()
+    return {
+        status: {name: part for name, part in texts[status].items() if name not in left_out}
+        for status in sorted(texts.keys() - impossible)
+    }
 
 
 def _describe_requests(components: Document, catalogue: Catalogue) -> None:
@@ -104,26 +110,30 @@ def _describe_requests(components: Document, catalogue: Catalogue) -> None:
 
 
 def _part(document: Document, belongs: Callable[[str], bool]) -> Document:
-    """The document with the paths that belong to a part, and the schemas that they use."""
+    """The document with the paths that belong to a part, and the schemas and headers that they use."""
     paths = {path: item for path, item in document["paths"].items() if belongs(path)}
     schemas: Mapping[str, Any] = document["components"]["schemas"]
-    used, waiting = set[str](), set(_references(paths))
+    used, waiting = set[str](), set(_references(paths, _COMPONENTS))
     while waiting:
         name = waiting.pop()
         used.add(name)
-        waiting |= set(_references(schemas[name])) - used
-    components = document["components"] | {"schemas": {name: one for name, one in schemas.items() if name in used}}
+        waiting |= set(_references(schemas[name], _COMPONENTS)) - used
+    sent = set(_references(paths, headers.COMPONENTS))
+    components = document["components"] | {
+        "schemas": {name: one for name, one in schemas.items() if name in used},
+        "headers": {name: one for name, one in document["components"]["headers"].items() if name in sent},
+    }
     return document | {"paths": paths, "components": components}
 
 
-def _references(value: Any) -> Iterator[str]:
-    """The names of the schemas to which a part of a document refers."""
+def _references(value: Any, kind: str) -> Iterator[str]:
+    """The names of the components of a kind, such as schemas, to which a part of a document refers."""
     if isinstance(value, dict):
         for key, one in cast(dict[str, Any], value).items():
             if key == "$ref" and isinstance(one, str):
-                yield one.removeprefix(_COMPONENTS)
+                yield from [one.removeprefix(kind)] if one.startswith(kind) else ()
             else:
-                yield from _references(one)
+                yield from _references(one, kind)
     elif isinstance(value, list):
         for one in cast(list[Any], value):
-            yield from _references(one)
+            yield from _references(one, kind)

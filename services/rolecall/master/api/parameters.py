@@ -1,26 +1,43 @@
 """Parameters of routes: types that several routes share, and the check for unknown query parameters."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Path, Request
+from fastapi import Path, Query, Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import ParamTypes
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rolecall.master.field_errors import MAX_FIELD_ERRORS, shortened, unknown
-from rolecall.spec.bounds import matching
+from rolecall.spec.bounds import RULE, matching
 from rolecall.spec.errors import InvalidRequest
 
 JobId = Annotated[str, Path(description="The job's id, such as `rnn-lm-3`.")]
 NodeName = Annotated[str, Path(description="The node's name.")]
 TokenName = Annotated[str, Path(description="The token's name.")]
-Cursor = Annotated[str, matching("^-?[0-9]{1,9}:[0-9]{1,9}$", "next_cursor of the previous page, unchanged")]
-"""A position in a list, from the previous page. Users treat it as opaque."""
 LabelFilter = Annotated[
     str,
     Field(min_length=1, max_length=381),
     matching("^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$", "the NAME of a label, or NAME=VALUE"),
 ]
+
+
+CURSOR = Query(
+    description="`next_cursor` of the previous page.",
+    json_schema_extra={RULE: "the next_cursor of the previous page, unchanged"},
+)
+"""The parameter of a place in a list, which users treat as opaque."""
+
+
+def accepted_by(parse: Callable[[str], Any]) -> AfterValidator:
+    """A validator of an optional text, for which `parse` raises a `ValueError` unless it is valid."""
+
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
 def merge_patch(schema: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Caller, Running, has_room, needs
+from rolecall.master.api.headers import with_headers
 from rolecall.master.api.jobs import job_document_of
 from rolecall.master.assembly import Master
 from rolecall.master.capacity import lacking, slots_needed
@@ -41,7 +42,7 @@ router = APIRouter(tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scop
     status_code=201,
     summary="Submit a job",
     response_model=JobDocument,
-    responses={200: {"model": JobPlan, "description": "The plan of a dry run."}},
+    responses={200: {"model": JobPlan, "description": "The plan of a dry run."}, 201: with_headers("Location")},
 )
 async def submit_job(  # noqa: PLR0917 - the framework passes by name
     request: JobRequest,
@@ -54,8 +55,8 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
 
     With `dry_run`, create nothing. The response is 200 with the workers on their nodes, or with the condition that the
-    job would wait for. If the token has reached a limit (its queued jobs or stored bytes), the response is 429 and
-    names the limit.
+    job would wait for. Only nodes can check the job's files, environment and own code, when the job starts. If the
+    token has reached a limit (its queued jobs or stored bytes), the response is 429 and names the limit.
     """
     fields = await master.request_checks.run(request)
     check_priority(caller.name, caller.limits, request.priority)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Response
 
 from rolecall.master.api.auth import Caller, Running, needs
 from rolecall.master.api.error_handlers import documented
+from rolecall.master.api.headers import with_headers
 from rolecall.master.api.parameters import TokenName, merge_patch
 from rolecall.master.assembly import Master
 from rolecall.master.store import tokens
@@ -41,7 +42,12 @@ async def list_tokens(master: Running) -> TokenList:
     return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets, now) for token in found)])
 
 
-@router.post("", status_code=201, summary="Create a token", responses=documented(409))
+@router.post(
+    "",
+    status_code=201,
+    summary="Create a token",
+    responses={201: with_headers("Location"), **documented(409)},
+)
 async def create_token(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
     """Create a token. Only this response contains its secret."""
     if request.name in BUILT_IN:

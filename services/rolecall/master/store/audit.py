@@ -16,17 +16,19 @@ async def add(connection: AsyncConnection, entries: Iterable[AuditEntry]) -> Non
         await connection.execute(insert(audit), rows)
 
 
-async def newest(connection: AsyncConnection, limit: int) -> list[AuditEntry]:
-    """The newest `limit` entries, oldest first."""
-    found = await connection.execute(select(audit).order_by(audit.c.id.desc()).limit(limit))
-    return [AuditEntry.model_validate(row._asdict()) for row in found][::-1]  # pyright: ignore[reportPrivateUsage]
+async def page(
+    connection: AsyncConnection, limit: int, before: int | None = None, since: datetime | None = None
+) -> tuple[list[AuditEntry], int | None]:
+    """The newest `limit` entries, newest first, and the id of the last one if there are older ones.
 
-
-async def since(connection: AsyncConnection, after: int, limit: int) -> list[AuditEntry]:
-    """Up to `limit` entries with ids above `after`, oldest first."""
-    query = select(audit).where(audit.c.id > after).order_by(audit.c.id).limit(limit)
-    found = await connection.execute(query)
-    return [AuditEntry.model_validate(row._asdict()) for row in found]  # pyright: ignore[reportPrivateUsage]
+    With `before`, only entries with smaller ids; with `since`, only entries from this time on.
+    """
+    query = select(audit).order_by(audit.c.id.desc()).limit(limit + 1)
+    query = query if before is None else query.where(audit.c.id < before)
+    query = query if since is None else query.where(audit.c.at >= since)
+    rows = await connection.execute(query)
+    found = [AuditEntry.model_validate(row._asdict()) for row in rows]  # pyright: ignore[reportPrivateUsage]
+    return found[:limit], found[limit - 1].id if len(found) > limit else None
 
 
 async def prune(connection: AsyncConnection, before: datetime) -> int:

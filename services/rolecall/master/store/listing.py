@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Self
 from sqlalchemy import ColumnElement, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.store.cursors import from_cursor, to_cursor
 from rolecall.master.store.jobs import shown, visible
 from rolecall.master.store.records import JobEntry
 from rolecall.master.store.schema import jobs, labels
@@ -41,7 +42,7 @@ class Selection:
 
 
 class ListPlace(NamedTuple):
-    """The place of a job in a list. As text, it is the cursor of the API."""
+    """The place of a job in a list."""
 
     priority: int
     sequence: int
@@ -51,11 +52,13 @@ class ListPlace(NamedTuple):
         return cls(job.priority, job.sequence)
 
     @classmethod
-    def parse(cls, text: str | None) -> Self | None:
-        return cls(*map(int, text.split(":"))) if text else None
+    def parse(cls, cursor: str) -> Self:
+        """The place of a cursor of the API. Raises `ValueError`."""
+        return cls(*from_cursor(cursor, 2))
 
-    def __str__(self) -> str:
-        return f"{self.priority}:{self.sequence}"
+    @property
+    def cursor(self) -> str:
+        return to_cursor(self)
 
     def next(self, order: Order) -> ColumnElement[bool]:
         """The condition for the jobs that follow."""

@@ -103,9 +103,10 @@ async function send(path) {
 }
 
 function planText(plan) {
-  if (plan.waiting_for) return `The job is valid. It would wait: ${plan.waiting_for}.`;
+  const unchecked = "Its nodes check files, environments and code of its own when it starts.";
+  if (plan.waiting_for) return `The job is valid. It would wait: ${plan.waiting_for}. ${unchecked}`;
   const seats = plan.workers.map((worker) => `${worker.role}-${worker.role_rank} on ${worker.node}`);
-  return `The job is valid and would start now: ${seats.join(", ")}. Its nodes check its files when it starts.`;
+  return `The job is valid and would start now: ${seats.join(", ")}. ${unchecked}`;
 }
 
 document.getElementById("check").addEventListener("click", async () => {
