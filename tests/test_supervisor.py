@@ -122,6 +122,7 @@ def test_the_first_program_is_stopped_last(tmp_path: Path) -> None:
     assert asked[-1] == "first"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(15)
 def test_another_thread_that_takes_the_signal_of_an_exit_delays_nothing_for_long(tmp_path: Path) -> None:
     over = threading.Event()

@@ -53,7 +53,7 @@ def answering(answer: Any, status: int = 200) -> Iterator[Client]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with Client(Connection(f"http://127.0.0.1:{server.server_port}", "token")) as client:
             yield client
         server.shutdown()

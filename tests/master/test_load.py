@@ -194,6 +194,7 @@ async def test_a_new_job_at_the_end_of_the_queue_is_the_only_one_that_is_decided
             assert known[0] == count, f"new job {number}"
 
 
+@pytest.mark.slow
 async def test_the_placement_rests_between_passes_however_often_it_is_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

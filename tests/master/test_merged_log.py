@@ -173,6 +173,7 @@ def test_ascending_records_are_sorted(seconds: list[list[float]]) -> None:
 
 
 @given(logs=st.lists(st.lists(_LINES, max_size=40), min_size=1, max_size=4), block=st.integers(1, 300))
+@pytest.mark.slow
 def test_whole_blocks_have_the_same_lines(logs: list[list[str]], block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(merged_log, "_MIN_BLOCK_BYTES", 1)

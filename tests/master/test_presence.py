@@ -175,6 +175,7 @@ async def test_the_lag_is_the_time_in_which_the_event_loop_did_something_else(
     running.cancel()
 
 
+@pytest.mark.slow
 async def test_a_node_is_not_lost_while_the_master_is_late(tmp_path: Path, clock: ManualClock) -> None:
     async with on_master(tmp_path, clock=clock, node_timeout_s=0.5) as client:
         await Node(client, make_node(NODE, Role.TRAINER)).register()

@@ -105,6 +105,7 @@ async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Clien
     assert (await client.http.post("/ui/login", content=b"token=" + b"x" * 10_000, headers=SAME)).status_code == 401
 
 
+@pytest.mark.slow
 async def test_with_https_only_this_host_can_set_the_cookie_of_a_session(tmp_path: Path) -> None:
     ca = make_ca(tmp_path)
     pair = sign(ca)

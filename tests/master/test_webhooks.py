@@ -127,7 +127,7 @@ def receiver(*statuses: int) -> Iterator[tuple[int, list[tuple[dict[str, str], b
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server.server_port, received
         server.shutdown()
 

@@ -142,6 +142,7 @@ def test_a_lost_gpu_is_not_hidden(driver: SimulatedDriver, ask: Callable[[], obj
         ask()
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_is_killed(driver: SimulatedDriver) -> None:
     driver.has(FIRST, init_result=HANG)
     with pytest.raises(GpusUnknown, match=r"did not answer within 0\.7 s;"):
