@@ -115,10 +115,11 @@ async def test_a_job_keeps_a_bounded_number_of_events(database: Database, monkey
 async def test_events_about_old_checkpoints_displace_no_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MAX_EVENTS", 100)
+    monkeypatch.setattr(events, "MAX_EVENTS", 30)
+    monkeypatch.setattr(events, "MAX_DELETIONS", 5)
     async with database.write() as connection:
         await jobs.add(connection, spec(), NOW, "admin")
-        for number in range(events.MAX_EVENTS + 200):
+        for number in range(events.MAX_EVENTS + 20):
             await events.add(connection, "toy-1", NOW, RETENTION, f"deletion {number}")
             *_, newest = await events.of_job(connection, "toy-1")
             assert newest.message == f"deletion {number}"

@@ -100,6 +100,7 @@ NETWORKS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("chosen", ALGORITHMS, ids=["reinforce", "ppo", "ppo, clipped values"])
 @pytest.mark.parametrize("action", [DESCRIPTION["action"], BOX], ids=["categorical", "gaussian"])
