@@ -1,5 +1,6 @@
 """Logs of several workers as one log."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolecall.master import merged_log, segments
-from rolecall.master.arrivals import Mark
+from rolecall.master.arrivals import Arrivals
 from rolecall.master.clock import Clock
 from rolecall.master.lines import Lines
 from rolecall.master.log_filter import TextFilter
@@ -29,19 +30,24 @@ def key_of(rank: int) -> StreamKey:
     return StreamKey("job", 1, rank, "log")
 
 
+def marks(*given: tuple[int, float]) -> Arrivals:
+    """The times at which the bytes from some offsets arrived."""
+    return Arrivals(array("Q", [offset for offset, _ in given]), array("d", [time for _, time in given]))
+
+
 def store(root: Path, logs: Sequence[Sequence[str]]) -> Streams:
     for rank, lines in enumerate(logs):
         segments.append(root / f"job/1/{rank}", 0, "".join(f"{line}\n" for line in lines).encode(), 1 << 30)
     return Streams(root, 1 << 30, Clock())
 
 
-def open_logs(streams: Streams, count: int, arrivals: Sequence[Sequence[Mark]] = (), text: str = "") -> MergedLog:
+def open_logs(streams: Streams, count: int, arrivals: Sequence[Arrivals] = (), text: str = "") -> MergedLog:
     """All of `count` logs."""
     wanted = TextFilter([text], "") if text else None
     return MergedLog(
         streams,
         [
-            Source(key_of(rank), Lines(0, wanted), arrivals[rank] if arrivals else (), streams.size(key_of(rank)))
+            Source(key_of(rank), Lines(0, wanted), arrivals[rank] if arrivals else marks(), streams.size(key_of(rank)))
             for rank in range(count)
         ],
     )
@@ -54,9 +60,7 @@ def texts(log: MergedLog) -> Iterator[str]:
             yield f"{one.number} {one.line.text}"
 
 
-def merged(
-    root: Path, logs: Sequence[Sequence[str]], arrivals: Sequence[Sequence[Mark]] = (), text: str = ""
-) -> list[str]:
+def merged(root: Path, logs: Sequence[Sequence[str]], arrivals: Sequence[Arrivals] = (), text: str = "") -> list[str]:
     return list(texts(open_logs(store(root, logs), len(logs), arrivals, text)))
 
 
@@ -81,7 +85,7 @@ def test_times_of_other_zones_and_of_json_are_compared(tmp_path: Path) -> None:
 def test_a_traceback_stays_with_its_record(tmp_path: Path) -> None:
     logs = [[at(1), "    Traceback", "    ValueError: x", at(3)], [at(0), at(2)]]
     # The bytes of the traceback's end arrived late, which must not separate it.
-    arrivals = [[Mark(0, 0.0), Mark(len(at(1)) + 1 + 14, NOON.timestamp() + 2.5)], []]
+    arrivals = [marks((0, 0.0), (len(at(1)) + 1 + 14, NOON.timestamp() + 2.5)), marks()]
     assert merged(tmp_path, logs, arrivals) == [
         f"1 {at(0)}",
         f"0 {at(1)}",
@@ -96,7 +100,7 @@ def test_printed_lines_are_as_old_as_the_bytes_that_arrived_with_them(tmp_path: 
     noon = NOON.timestamp()
     logs = [[at(0), "printed early", "printed late"], [at(1), at(3)]]
     late = len(at(0)) + 1 + len("printed early") + 1
-    arrivals = [[Mark(0, noon), Mark(late, noon + 2)], []]
+    arrivals = [marks((0, noon), (late, noon + 2)), marks()]
     assert merged(tmp_path, logs, arrivals) == [
         f"0 {at(0)}",
         "0 printed early",
@@ -107,7 +111,7 @@ def test_printed_lines_are_as_old_as_the_bytes_that_arrived_with_them(tmp_path: 
     # A selection hides the record before a line, but not when the line arrived.
     assert merged(tmp_path / "again", logs, arrivals, text="3.000")[0].startswith("1 ")
     assert merged(
-        tmp_path / "twice", [logs[0], ["printed 1", *logs[1]]], [arrivals[0], [Mark(0, noon + 1)]], "printed"
+        tmp_path / "twice", [logs[0], ["printed 1", *logs[1]]], [arrivals[0], marks((0, noon + 1))], "printed"
     ) == [
         "0 printed early",
         "1 printed 1",
@@ -196,7 +200,7 @@ def test_whole_blocks_are_sorted(seconds: list[list[float]]) -> None:
 
 def _all(streams: Streams, count: int) -> list[Found]:
     """All lines of `count` logs, in whole blocks where possible."""
-    sources = [Source(key_of(rank), Lines(), (), streams.size(key_of(rank))) for rank in range(count)]
+    sources = [Source(key_of(rank), Lines(), marks(), streams.size(key_of(rank))) for rank in range(count)]
     log, every = MergedLog(streams, sources, blocks=True), list[Found]()
     while (found := log.read()) is not None:
         every += found
@@ -213,3 +217,22 @@ def test_a_log_between_the_lines_of_another_comes_in_blocks(tmp_path: Path, monk
     assert lines.count("20%") == len(busy), "a carriage return ends a line"
     assert lines.index(at(450.5)) == 1 + 2 * 450
     assert texts[-1] == at(1000)
+
+
+def test_a_block_ends_when_its_last_line_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_log, "_BLOCK_BYTES", 40)
+    streams = store(tmp_path, [[at(0), at(1), "printed late"], [at(0.5), at(2)]])
+    late = marks((0, NOON.timestamp()), (len(at(0)) + len(at(1)) + 2, NOON.timestamp() + 5))
+    for blocks in (False, True):
+        sources = [
+            Source(key_of(rank), Lines(), (late, marks())[rank], streams.size(key_of(rank))) for rank in range(2)
+        ]
+        log, found = MergedLog(streams, sources, blocks=blocks), list[str]()
+        while (lines := log.read()) is not None:
+            found += [line for one in lines for line in one.line.text.split("\n")]
+        assert found == [at(0), at(0.5), at(1), at(2), "printed late"]
+
+
+def test_a_block_has_a_bounded_number_of_lines(tmp_path: Path) -> None:
+    streams = store(tmp_path, [[""] * 100_000, [at(0)]])
+    assert max(one.line.text.count("\n") for one in _all(streams, 2)) < 4096

@@ -6,11 +6,11 @@ to arrive. The newest marks are a second apart, and older ones more and more. A 
 
 import os
 import struct
+from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 _NAME = "arrivals"
 _MARK = struct.Struct("<Qd")
@@ -18,11 +18,18 @@ _EVERY_S = 1.0
 _MAX_MARKS = 4096
 
 
-class Mark(NamedTuple):
-    """The bytes from `offset` arrived at `time` or later, in seconds since 1970."""
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The marks of a log, in the order of their offsets. Arrays, because a reader has those of all logs of a gang."""
 
-    offset: int
-    time: float
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    """In seconds since 1970. The bytes from an offset arrived at its time or later."""
+
+    def of(self, offset: int) -> float:
+        """A time before which the byte at `offset` did not arrive; minus infinity if nothing is known about it."""
+        index = bisect_right(self.offsets, offset)
+        return self.times[index - 1] if index else float("-inf")
 
 
 def record(folder: Path, offset: int, time: float) -> None:
@@ -32,28 +39,25 @@ def record(folder: Path, offset: int, time: float) -> None:
         count = file.seek(0, os.SEEK_END) // _MARK.size
         if count:
             file.seek(_MARK.size * (count - 1))
-            newest = Mark(*_MARK.unpack(file.read(_MARK.size)))
-            if 0 <= time - newest.time < _EVERY_S:
+            _, newest = _MARK.unpack(file.read(_MARK.size))
+            if 0 <= time - newest < _EVERY_S:
                 return
         file.seek(_MARK.size * count)  # Overwrites a mark that was written only in part.
         file.write(_MARK.pack(offset, time))
     if count + 1 > _MAX_MARKS:
-        marks = read(folder)
+        marks = list(_MARK.iter_unpack(path.read_bytes()))
         half = len(marks) // 2
         fresh = path.with_suffix(".new")
         fresh.write_bytes(b"".join(_MARK.pack(*mark) for mark in marks[:half:2] + marks[half:]))
         fresh.replace(path)
 
 
-def read(folder: Path) -> list[Mark]:
-    """The marks of the log in `folder`, in the order of their offsets; none for a log of an earlier release."""
+def read(folder: Path) -> Arrivals:
+    """The marks of the log in `folder`; none for a log of an earlier release."""
+    found = Arrivals()
     with suppress(FileNotFoundError):
         data = (folder / _NAME).read_bytes()
-        return [Mark(*one) for one in _MARK.iter_unpack(data[: len(data) - len(data) % _MARK.size])]
-    return []
-
-
-def arrival(marks: Sequence[Mark], offset: int) -> float:
-    """A time before which the byte at `offset` did not arrive."""
-    index = bisect_right(marks, offset, key=lambda mark: mark.offset)
-    return marks[index - 1].time if index else float("-inf")
+        for offset, time in _MARK.iter_unpack(data[: len(data) - len(data) % _MARK.size]):
+            found.offsets.append(offset)
+            found.times.append(time)
+    return found

@@ -59,7 +59,7 @@ def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datet
     `begins_line` says whether a line begins at the first byte.
     """
     for found in _RECORD.finditer(data):
-        if (begins_line or found.start() > 0) and (time := _parsed(found[1])) is not None:
+        if (begins_line or found.start() > 0) and (time := _parsed(found[1].decode())) is not None:
             yield found.start(), time
 
 
@@ -67,14 +67,12 @@ def record_time(line: str) -> float | None:
     """The time of the log record that `line` begins, in seconds since 1970. Other lines have no time."""
     if line[:1] not in _FIRST_CHARACTERS or (found := _RECORD_LINE.match(line)) is None:
         return None
-    try:
-        return datetime.fromisoformat(found[1].replace(",", ".")).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    time = _parsed(found[1])
+    return None if time is None else time.timestamp()
 
 
-def last_record_time(data: bytes) -> float | None:
-    """The time of the last record in whole lines, if it is among the last 64."""
+def last_record_time(data: bytes) -> float:
+    """The time of the last record in whole lines, if it is among the last 64; else minus infinity."""
     end = len(data)
     for _ in range(_LAST_LINES):
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
@@ -83,11 +81,11 @@ def last_record_time(data: bytes) -> float | None:
         if begin == 0:
             break
         end = begin
-    return None
+    return float("-inf")
 
 
-def _parsed(text: bytes) -> datetime | None:
+def _parsed(text: str) -> datetime | None:
     try:
-        return datetime.fromisoformat(text.decode().replace(",", ".")).astimezone(UTC)
+        return datetime.fromisoformat(text.replace(",", ".")).astimezone(UTC)
     except (ValueError, OverflowError):
         return None

@@ -60,6 +60,8 @@ def start_of_last(streams: Streams, key: StreamKey, wanted: TextFilter, count: i
 
 def record_before(streams: Streams, key: StreamKey, start: int) -> float:
     """The time of the last record before `start` in a log, in seconds since 1970; minus infinity if none is near."""
+    if start == 0:
+        return float("-inf")
     begin = max(0, start - BLOCK)
     times = (time.timestamp() for at, time in _records(streams, key, begin) if at < start)
     return max(times, default=float("-inf"))
@@ -71,13 +73,15 @@ def starts_of_last(
     """The offsets in several logs at which the last `count` lines of all logs together begin.
 
     Each of `open_tails` opens a log a number of lines before its end. Twice the average number is usually
-    enough, which the times of the lines show: no line that was left out is newer than one of the last.
+    enough, which the times of the lines show: no line that was left out is newer than one of the last, if the times in
+    each log ascend.
     """
     each = min(count, max(_FEWEST, 2 * count // len(open_tails)))
     while True:
         sources: list[Source] = []
         for open_tail in open_tails:
             sources.append((yield from open_tail(each)))
+            yield
         merged, last = MergedLog(streams, sources), deque[Found](maxlen=count)
         sizes, oldest = Counter[int](), dict[int, float]()
         while (found := merged.read()) is not None:

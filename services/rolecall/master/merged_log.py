@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from rolecall.master.arrivals import Mark, arrival
+from rolecall.master.arrivals import Arrivals
 from rolecall.master.lines import Line, Lines
 from rolecall.master.log_filter import CONTINUATION, last_record_time, record_time
 from rolecall.master.segments import Chunk
@@ -23,10 +23,12 @@ _BLOCK_BYTES, _MIN_BLOCK_BYTES = 1 << 16, 1 << 10
 """Bytes that are read from one log at once. With more logs there are fewer, because a block of each is in memory."""
 _LEAST_BYTES = 1 << 13
 """A smaller part of a block is split into its lines."""
-_MANY_LINES = 4096
-"""A block with more lines, most of them empty, is read in smaller parts: each line needs memory."""
+_MANY_LINES, _FEWEST_LINES, _BUFFERED_LINES = 4096, 64, 1 << 16
+"""A block with many lines, most of them empty, is read in smaller parts, because each line needs memory: the lines of
+one log, of one of very many logs, and of all logs."""
 
 _NEVER = (float("inf"), 0)
+_UNKNOWN = float("-inf")
 
 
 class Found(NamedTuple):
@@ -45,10 +47,10 @@ class Source:
 
     key: StreamKey
     lines: Lines
-    arrivals: Sequence[Mark] = ()
+    arrivals: Arrivals = field(default_factory=Arrivals)
     end: int | None = None
     """None for a log that still grows."""
-    record: float = float("-inf")
+    record: float = _UNKNOWN
     """The time of the newest record so far. The first line can continue one from before the position."""
     fed_at: float = 0.0
     """The time at which `lines` got its newest bytes."""
@@ -67,21 +69,23 @@ class Source:
             elif line.start == self._previous_end and line.text.startswith(CONTINUATION):
                 time = self._previous
             else:
-                time = max(self.record, arrival(self.arrivals, line.start))
+                time = max(self.record, self.arrivals.of(line.start))
             self._previous, self._previous_end = time, line.end
             self._buffer.append(Found(time, number, line))
 
     def time_after(self, data: bytes, start: int) -> float:
         """The time of the last of some whole lines, the next ones, which begin at the offset `start`."""
         last = data.rfind(b"\n", 0, len(data) - 1) + 1
-        own = last_record_time(data)
-        return max(self.record, arrival(self.arrivals, start + last) if own is None else own)
+        record = max(self.record, last_record_time(data))
+        continues = data.startswith(CONTINUATION.encode(), last) or last_record_time(data[last:]) > _UNKNOWN
+        return record if continues else max(record, self.arrivals.of(start + last))
 
-    def skip(self, end: int, time: float) -> None:
-        """Continue at the offset `end`, after a line of this time."""
-        self.lines.skip(end)
-        self.record = max(self.record, time)
-        self._previous, self._previous_end = time, end
+    def skip(self, data: bytes, start: int) -> float:
+        """Continue after whole lines, which begin at the offset `start`. Returns the time of the last one."""
+        self._previous, self._previous_end = self.time_after(data, start), start + len(data)
+        self.record = max(self.record, last_record_time(data))
+        self.lines.skip(self._previous_end)
+        return self._previous
 
     @property
     def next_time(self) -> float | None:
@@ -116,6 +120,7 @@ class MergedLog:
         self._now = now
         self._blocks = blocks
         self._block_bytes = max(_MIN_BLOCK_BYTES, min(_BLOCK_BYTES, _READ_BYTES // max(1, len(sources))))
+        self._many_lines = max(_FEWEST_LINES, min(_MANY_LINES, _BUFFERED_LINES // max(1, len(sources))))
         self._unread = list(range(len(sources)))
         """The logs that may have more lines, but none in the buffer."""
         self._heap: list[tuple[float, int]] = []
@@ -123,6 +128,8 @@ class MergedLog:
 
     def resume(self) -> None:
         """Look for new lines again after `read` has returned None."""
+        for source in self.sources:
+            source.arrivals = self._streams.log_arrivals(source.key)
         self._unread = list(range(len(self.sources)))
 
     def read(self) -> list[Found] | None:
@@ -166,7 +173,8 @@ class MergedLog:
         if source.end is None or lines.next >= source.end:
             return None
         chunk = self._streams.read_log(source.key, lines.start, _BLOCK_BYTES)
-        data = chunk.data[: chunk.data.rfind(b"\n") + 1]
+        block = chunk.data if chunk.data.count(b"\n") <= _MANY_LINES else chunk.data[:_MANY_LINES]
+        data = block[: block.rfind(b"\n") + 1]
         if chunk.start != lines.start or not data:
             return None
         limit = self._heap[0] if self._heap else _NEVER
@@ -174,13 +182,11 @@ class MergedLog:
             data = _beginning(data, lambda part: (source.time_after(part, chunk.start), number) <= limit)
             if not data:
                 return None
-        time = source.time_after(data, chunk.start)
+        time = source.skip(data, chunk.start)
         text = data[:-1].decode(errors="replace")
         if "\r" in text:
             text = text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
-        end = chunk.start + len(data)
-        source.skip(end, time)
-        return Found(time, number, Line(text, chunk.start, end))
+        return Found(time, number, Line(text, chunk.start, chunk.start + len(data)))
 
     def _feed(self, number: int, size: int) -> int:
         """Read up to `size` bytes of a log; returns their number. At its end, includes a line without an end."""
@@ -193,8 +199,8 @@ class MergedLog:
             if source.end is not None:
                 source.add(number, lines.flush())
             return 0
-        if chunk.data.count(b"\n") + chunk.data.count(b"\r") > _MANY_LINES:
-            chunk = Chunk(chunk.start, chunk.data[:_MANY_LINES])
+        if chunk.data.count(b"\n") + chunk.data.count(b"\r") > self._many_lines:
+            chunk = Chunk(chunk.start, chunk.data[: self._many_lines])
         source.fed_at = self._now()
         source.add(number, lines.feed(chunk))
         return len(chunk.data)

@@ -13,7 +13,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from rolecall.master import arrivals, segments
-from rolecall.master.arrivals import Mark
+from rolecall.master.arrivals import Arrivals
 from rolecall.master.clock import Clock
 from rolecall.master.segments import Chunk
 from rolecall.master.space import bytes_below
@@ -153,7 +153,7 @@ class Streams:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
         return segments.read(self._folder(key), start, max_bytes)
 
-    def log_arrivals(self, key: StreamKey) -> list[Mark]:
+    def log_arrivals(self, key: StreamKey) -> Arrivals:
         """The times at which the parts of a log arrived. Blocks."""
         return arrivals.read(self._folder(key))
 

@@ -39,28 +39,40 @@ class Choice(NamedTuple):
 
     def starts(self, streams: Streams, members: Sequence[WorkerRecord]) -> Search[list[int]]:
         """Find the offset in each worker's log at which the requested lines begin."""
-        if self.tail is None or len(members) < 2:
-            found: list[int] = []
-            for worker in members:
-                found.append((yield from self._start(streams, worker, self.tail)))
+        found: list[int] = []
+        for worker in members:
+            key = log_key(worker)
+            found.append(0 if self.since is None else (yield from start_since(streams, key, self.since)))
+            yield
+        if self.tail is None or not members:
             return found
-        open_tails = [partial(self._open_tail, streams, worker) for worker in members]
+        if len(members) == 1:
+            return [(yield from self._tail_start(streams, members[0], found[0], self.tail))]
+        open_tails = [
+            partial(self._open_tail, streams, worker, start) for worker, start in zip(members, found, strict=True)
+        ]
         return (yield from starts_of_last(streams, open_tails, self.tail))
 
-    def source(self, streams: Streams, worker: WorkerRecord, start: int, end: int | None = None) -> Source:
-        """A worker's log from `start`. Blocks."""
+    def sources(
+        self, streams: Streams, members: Sequence[WorkerRecord], starts: Sequence[int], ends: Sequence[int | None]
+    ) -> Search[list[Source]]:
+        """Open each worker's log between its start and its end."""
+        found: list[Source] = []
+        for worker, start, end in zip(members, starts, ends, strict=True):
+            found.append(self._open(streams, worker, start, end))
+            yield
+        return found
+
+    def _open(self, streams: Streams, worker: WorkerRecord, start: int, end: int | None) -> Source:
         key, lines = log_key(worker), Lines(start, self.wanted(worker))
         return Source(key, lines, streams.log_arrivals(key), end, record_before(streams, key, start))
 
-    def _open_tail(self, streams: Streams, worker: WorkerRecord, tail: int) -> Search[Source]:
+    def _open_tail(self, streams: Streams, worker: WorkerRecord, start: int, tail: int) -> Search[Source]:
         end = streams.size(log_key(worker))
-        return self.source(streams, worker, (yield from self._start(streams, worker, tail)), end)
+        return self._open(streams, worker, (yield from self._tail_start(streams, worker, start, tail)), end)
 
-    def _start(self, streams: Streams, worker: WorkerRecord, tail: int | None) -> Search[int]:
+    def _tail_start(self, streams: Streams, worker: WorkerRecord, start: int, tail: int) -> Search[int]:
         key, wanted = log_key(worker), self.wanted(worker)
-        start = 0 if self.since is None else (yield from start_since(streams, key, self.since))
-        if tail is None:
-            return start
         if wanted is not None:
             return (yield from start_of_last(streams, key, wanted, tail, start))
         return max(start, streams.tail_start(key, tail))

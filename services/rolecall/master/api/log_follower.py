@@ -117,7 +117,9 @@ class _Follower:
             offsets = {one.rank: start for one, start in zip(members, starts, strict=True)}
         self._is_new = False
         self._members, self._position = members, Position(attempt, offsets)
-        self._log = await self._reader.run(self._open)
+        streams, starts = self._reader.streams, [offsets.get(one.rank, 0) for one in members]
+        opening = self._choice.sources(streams, members, starts, [None] * len(members))
+        self._log = MergedLog(streams, await self._reader.threads.result(self._reader.user, opening), self._loop.time)
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""
@@ -129,7 +131,7 @@ class _Follower:
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
         """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
         sent_at = self._loop.time()
-        self._log.resume()
+        await self._reader.run(self._log.resume)
         # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
         while (events := await self._reader.run(self._read)) is not None:
             now = self._loop.time()
@@ -140,11 +142,6 @@ class _Follower:
             waited_s = self._loop.time() - source.fed_at
             if source.lines.has_rest and (over or (self.holds_back and waited_s >= _PARTIAL_S)):
                 yield self._events([(worker, line) for line in source.lines.flush()])
-
-    def _open(self) -> MergedLog:
-        offsets, streams = self._position.offsets, self._reader.streams
-        sources = [self._choice.source(streams, one, offsets.get(one.rank, 0)) for one in self._members]
-        return MergedLog(streams, sources, self._loop.time)
 
     def _read(self) -> bytes | None:
         """The events of the next lines, or None at the end of the logs."""

@@ -79,7 +79,7 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
 
 async def _whole(reader: Reader, members: list[WorkerRecord], choice: Choice) -> AsyncIterator[bytes]:
     """The lines that the logs have now: a job that writes faster than they are read must not prolong the answer."""
-    ends = [await reader.run(reader.streams.size, log_key(worker)) for worker in members]
+    ends = await reader.run(lambda: [reader.streams.size(log_key(worker)) for worker in members])
     starts = await reader.threads.result(reader.user, choice.starts(reader.streams, members))
     if len(members) != 1:
         blocks = _merged(reader, members, choice, starts, ends)
@@ -97,11 +97,6 @@ async def _merged(
 ) -> AsyncIterator[bytes]:
     prefixes = [prefix_of(worker) for worker in members]
 
-    def begin() -> MergedLog:
-        places = zip(members, starts, ends, strict=True)
-        sources = [choice.source(reader.streams, *place) for place in places]
-        return MergedLog(reader.streams, sources, blocks=not choice.texts)
-
     def text_of(one: Found) -> str:
         prefix = prefixes[one.number]
         return f"{prefix}{one.line.text.replace(_END, _END + prefix)}\n"
@@ -110,7 +105,8 @@ async def _merged(
         found = log.read()
         return None if found is None else "".join(map(text_of, found)).encode()
 
-    log = await reader.run(begin)
+    sources = await reader.threads.result(reader.user, choice.sources(reader.streams, members, starts, ends))
+    log = MergedLog(reader.streams, sources, blocks=not choice.texts)
     while (block := await reader.run(read, log)) is not None:
         yield block
 
