@@ -331,8 +331,10 @@ def test_a_network_test_that_failed_stays_with_its_log() -> None:
 def test_a_network_test_replaces_older_ones_of_its_nodes() -> None:
     """The newest one stays, because the master reads the findings about a node from it."""
     result = {"findings": []}
-    older, other = ("j0", ["a"]), ("j9", ["a", "c"])
-    listed = [job_as("succeeded", id=job) for job, _ in (older, other)]
+    older, other, whole, named = ("j0", ["a"]), ("j9", ["a", "c"]), ("j8", []), ("j7", ["a"])
+    found = (older, other, whole, named)
+    names = dict.fromkeys(["j0", "j9", "j8"], "rolecall doctor") | {"j7": "Weekly Rolecall Doctor"}
+    listed = [job_as("succeeded", id=job, name=names[job]) for job, _ in found]
     answers = HEALTHY | {
         "POST /jobs": [(201, job_as("queued"))],
         "GET /jobs": [(200, {"jobs": listed, "next_cursor": None})],
@@ -340,7 +342,7 @@ def test_a_network_test_replaces_older_ones_of_its_nodes() -> None:
         "GET /jobs/j1/events": [(200, {"events": []})],
         "DELETE /jobs/j0": [(204, None)],
     }
-    for job, on in (older, other):
+    for job, on in found:
         answers[f"GET /jobs/{job}"] = [(200, job_as("succeeded", id=job, params={"nodes": on}))]
     with (fake := FakeMaster(answers)).serving() as url:
         code, _ = doctor(URL | {"ROLECALL_URL": url})

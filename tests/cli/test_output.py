@@ -82,9 +82,11 @@ def test_a_long_value_continues_below_itself_on_a_terminal(monkeypatch: pytest.M
 
 
 def test_the_greatest_loss_of_time_is_shown_first() -> None:
-    lost = {"queue": 70.0, "start": 5.0, "checkpoint": 0.0, "repeated": 130.0, "other": 4.0}
+    lost = {"queue": 70.0, "start": 5.0, "checkpoint": 0.0, "repeated": 130.0, "finish": 6.0, "other": 4.0}
     document = JobDocument.model_construct(goodput=0.42, lost_s=lost)
-    assert goodput(document) == "42% (lost to repeated steps 2m10s, queue 1m10s, start 5s, exports and other work 4s)"
+    assert goodput(document) == (
+        "42% (lost to repeated steps 2m10s, queue 1m10s, work after the last step 6s, start 5s, other work 4s)"
+    )
     assert not goodput(JobDocument.model_construct(goodput=None, lost_s=None))
 
 

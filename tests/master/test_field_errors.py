@@ -118,6 +118,14 @@ def test_a_wrong_time_is_described_with_an_example() -> None:
     assert field_error["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z"
 
 
+def test_a_set_with_too_few_different_items_is_an_error() -> None:
+    """Pydantic reports only the number of valid items, here with an input that has enough."""
+    kind = TypeAdapter(Annotated[set[str], Field(min_length=2)])
+    with pytest.raises(ValidationError) as caught:
+        kind.validate_python(["a", "a"])
+    assert len(explain(caught.value.errors(), kind.json_schema())) == 1
+
+
 def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate({"low": 2, "high": 1})

@@ -24,6 +24,7 @@ class SimulatedSlice:
     total_bytes: int = 0
     slot: int = 0
     """Its index among the slices. Slots can be empty."""
+    handle_error: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SimulatedGpu:
         memory = f"{self.used_bytes} {self.total_bytes}"
         yield f"gpu {self.handle_error} {self.memory_error} {use} {memory} {divided} {self.uuid} {self.name}"
         for one in self.slices or ():
-            yield f"slice {one.slot} {one.total_bytes} {one.uuid} {one.name}"
+            yield f"slice {one.handle_error} {one.slot} {one.total_bytes} {one.uuid} {one.name}"
 
 
 class SimulatedDriver:

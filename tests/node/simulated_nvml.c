@@ -4,7 +4,7 @@ Each line of the file is a word and its values, which simulated_driver.py writes
 
     init CODE                                               the result of nvmlInit; HANG or CRASH instead of a result
     gpu HANDLE MEMORY USE USED TOTAL DIVIDED UUID NAME      codes of errors (or 0), per cent, bytes, 0 or 1
-    slice SLOT TOTAL UUID NAME                              a slice of the last GPU
+    slice CODE SLOT TOTAL UUID NAME                         a slice of the last GPU
     isolated I J                                            a pair of GPUs without peer access
     peers CODE                                              the result of nvmlDeviceGetP2PStatus
 */
@@ -48,7 +48,8 @@ static int read_answers(void) {
     if (sscanf(line, "gpu %d %d %d %llu %llu %d %95s %95[^\n]", &gpu->handle, &gpu->memory, &gpu->use, &gpu->used,
                &gpu->total, &gpu->divided, gpu->uuid, gpu->name) == 8) {
       gpu_count++;
-    } else if (sscanf(line, "slice %d %llu %95s %95[^\n]", &slice->slot, &slice->total, slice->uuid, slice->name) == 4) {
+    } else if (sscanf(line, "slice %d %d %llu %95s %95[^\n]", &slice->handle, &slice->slot, &slice->total, slice->uuid,
+                      slice->name) == 5) {
       device *whole = &gpus[gpu_count - 1];
       whole->slice[whole->slices++] = slice;
       slice_count++;
@@ -126,7 +127,7 @@ int nvmlDeviceGetMaxMigDeviceCount(device *of, unsigned int *count) {
 int nvmlDeviceGetMigDeviceHandleByIndex(device *of, unsigned int slot, device **found) {
   for (int i = 0; i < of->slices; i++) {
     *found = of->slice[i];
-    if ((*found)->slot == (int)slot) return SUCCESS;
+    if ((*found)->slot == (int)slot) return (*found)->handle;
   }
   return NOT_FOUND;
 }

@@ -4,6 +4,7 @@ import ctypes.util
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,16 @@ def test_the_name_of_a_slice_begins_with_the_name_of_its_gpu_once(driver: Simula
 def test_a_gpu_that_could_have_slices_and_has_none_is_whole(driver: SimulatedDriver) -> None:
     driver.has(SimulatedGpu("GPU-e86cb44c", slices=()))
     assert [gpu.uuid for gpu in inventory().gpus] == ["GPU-e86cb44c"]
+
+
+def test_slices_of_other_containers_are_not_offered_nor_their_gpu(driver: SimulatedDriver) -> None:
+    other = SimulatedSlice("MIG-c7384736", "3g.71gb", slot=1, handle_error=NO_PERMISSION)
+    own = SimulatedSlice("MIG-a28ad590", "3g.71gb", slot=2)
+    divided = SimulatedGpu("GPU-e86cb44c", memory_error=NO_PERMISSION, slices=(other, own))
+    driver.has(divided, SECOND)
+    assert [gpu.uuid for gpu in inventory().gpus] == ["MIG-a28ad590", SECOND.uuid]
+    driver.has(replace(divided, slices=(other,)), SECOND)
+    assert [gpu.uuid for gpu in inventory().gpus] == [SECOND.uuid]
 
 
 def test_pairs_without_peer_access(driver: SimulatedDriver) -> None:

@@ -197,8 +197,9 @@ def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding
         err.print(f"[dim]testing the network between {len(nodes)} node{'s' * (len(nodes) != 1)}: job {job.id}[/]")
         document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
-        client.delete(job.id, force=True)
-        err.print(f"job {job.id} is cancelled and deleted")
+        with suppress(ClientError):
+            client.delete(job.id, force=True)
+            err.print(f"job {job.id} is cancelled and deleted")
         raise
     if document.state is JobState.SUCCEEDED and document.result:
         _delete_replaced(client, document)
@@ -207,7 +208,8 @@ def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding
     if document.attempts:
         remedy = f"see its log: rolecall logs {job.id}; then delete it: rolecall delete {job.id}"
     else:
-        client.delete(job.id, force=True)
+        with suppress(ClientError):
+            client.delete(job.id, force=True)
         remedy = "`rolecall nodes` shows the state of the nodes; then run `rolecall doctor` again"
     yield NodeFinding(
         nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_outcome(document), remedy=remedy
@@ -225,7 +227,9 @@ def _delete_replaced(client: Client, newest: JobDocument) -> None:
             state=JobState.SUCCEEDED.value,
             created_before=newest.created_at.isoformat(),
         ):
-            if set(client.job(one.id).params["nodes"]) <= set(newest.params["nodes"]):
+            # The filter also finds longer names. Without nodes, the job has tested all that there were.
+            nodes = set(client.job(one.id).params["nodes"])
+            if one.name == _JOB_NAME and nodes and nodes <= set(newest.params["nodes"]):
                 client.delete(one.id, force=False)
 
 

@@ -30,7 +30,9 @@ NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
 GAP = 2
 """The columns of a terminal between two columns of a table."""
-_CAUSES: Mapping[str, str] = MappingProxyType({"repeated": "repeated steps", "other": "exports and other work"})
+_CAUSES: Mapping[str, str] = MappingProxyType(
+    {"repeated": "repeated steps", "finish": "work after the last step", "other": "other work"}
+)
 """The causes of lost time whose names don't explain them."""
 _NARROWEST = 8
 """The columns that a shortened column has even if the terminal is too narrow for it."""

@@ -67,6 +67,10 @@ def traced_stages(
     tokens = torch.zeros(micro_batch, dtype=torch.int64, device=grid.device)
     pipe = pipeline(whole, mb_args=(tokens,), split_spec=points or None)
     if pipe.num_stages != count:
+        if points:
+            raise InputError(
+                "cuts: the model has calls of pipe_split() of its own; remove them, or set cuts: pipe_split"
+            )
         raise InputError(
             f"cuts: pipe_split: the model calls pipe_split() {pipe.num_stages - 1} time(s) for {count} virtual stages; "
             f"it needs {count - 1}, one between two stages: change the model, or the number of stages"

@@ -213,7 +213,8 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
-    errors = [error for error in errors if not _miscounts(error)]
+    owners = {tuple(error["loc"][:length]) for error in errors for length in range(len(error["loc"]))}
+    errors = [error for error in errors if not (tuple(error["loc"]) in owners and _miscounts(error))]
     # The place of an unknown field is that of its object.
     places = [
         locate(schema, error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"])

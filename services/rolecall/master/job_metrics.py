@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from prometheus_client.core import GaugeMetricFamily
 
-from rolecall.master.goodput import Goodput
+from rolecall.master.goodput import Goodput, Loss
 from rolecall.master.history import Running
 from rolecall.master.store.records import EndedJob
 from rolecall.spec.errors import RolecallError
@@ -127,7 +127,10 @@ def _goodput(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
     yield gauge("rolecall_job_goodput_ratio", about, _JOB, ((who, one.ratio) for who, one in named))
     lost = (([*who, cause.value], seconds) for who, one in named for cause, seconds in one.lost.items())
     yield gauge(
-        "rolecall_job_lost_seconds", "Time that did not go into retained steps, by cause.", [*_JOB, "cause"], lost
+        "rolecall_job_lost_seconds",
+        f"Time that did not go into retained steps, by cause: {', '.join(Loss)}.",
+        [*_JOB, "cause"],
+        lost,
     )
 
 

@@ -31,10 +31,10 @@ _LEFTOVERS_S = 0.5
 """Less than in the fork server, because the node's event loop waits for it."""
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
-# The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Without torch's warnings about the connections of workers that have ended: pages of them follow the error that ended
 the first one. The node's environment can set another level."""
+# The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 

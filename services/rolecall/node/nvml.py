@@ -40,7 +40,8 @@ def inventory() -> Document:
     parts: list[Document] = []
     for index, gpu in gpus.items():
         with _naming(index):
-            parts += _slices(gpu) or [_part(gpu, pynvml.nvmlDeviceGetName(gpu))]
+            slices = _slices(gpu)
+            parts += [_part(gpu, pynvml.nvmlDeviceGetName(gpu))] if slices is None else slices
     try:
         return {"gpus": parts, "no_peer_access": _isolated_pairs(list(gpus.values()))}
     except pynvml.NVMLError as error:
@@ -73,25 +74,32 @@ def list_gpus() -> dict[int, Handle]:
     return gpus
 
 
-def _slices(gpu: Handle) -> list[Document]:
-    """The slices of a divided GPU (MIG), whose names are those of the GPU with the slice's profile, `3g.20gb`."""
+def _slices(gpu: Handle) -> list[Document] | None:
+    """The slices of a divided GPU (MIG) that this container may use; None for a GPU that has no slices.
+
+    Their names are those of the GPU with the slice's profile, `3g.20gb`.
+    """
     try:
         is_divided = pynvml.nvmlDeviceGetMigMode(gpu)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     except _NotSupported:
-        return []
+        return None
     if not is_divided:
-        return []
+        return None
     whole = {"parent": pynvml.nvmlDeviceGetUUID(gpu)}
     name = pynvml.nvmlDeviceGetName(gpu)
     slices: list[Document] = []
+    has_others = False
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-        # An index without a slice is an error, which differs by driver. So is a slice of another container.
-        with suppress(_NotFound, _InvalidArgument, _NoPermission):
+        try:
             part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
             # The driver says `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
             profile = pynvml.nvmlDeviceGetName(part).removeprefix(name).strip().removeprefix("MIG ")
             slices.append(_part(part, f"{name} {profile}") | whole)
-    return slices
+        except _NoPermission:  # a slice of another container
+            has_others = True
+        except (_NotFound, _InvalidArgument):  # An index without a slice, for which drivers have different errors.
+            pass
+    return slices if slices or has_others else None
 
 
 def _part(handle: Handle, name: str) -> Document:

@@ -1,4 +1,4 @@
-"""The states of jobs and workers, and the legal transitions."""
+"""The states of jobs and workers, and the valid transitions."""
 
 from enum import StrEnum
 

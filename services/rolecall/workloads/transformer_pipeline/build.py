@@ -249,10 +249,11 @@ class SplitCustomModel(SplitModel):
         require_separable(self._model, own.builder)
         self._tokens = torch.arange(2 * min(_TOKENS, params.context)).view(2, -1) % vocabulary
         self._logits = self._whole_logits(vocabulary)
-        if params.cuts == "pipe_split":
+        blocks = child_blocks(self._model)
+        if params.cuts == "pipe_split":  # The blocks are of no use, and can be fewer than the stages.
+            super().__init__(blocks, None, [])
             self.split_points = {}
             return
-        blocks = child_blocks(self._model)
         if len(blocks) < stages:
             raise InputError(
                 f"{own.builder} returned a model of {len(blocks)} blocks for {stages} virtual stages, which each need "
