@@ -1,6 +1,7 @@
 """The splitting of a log's bytes into lines, and their selection. Pure."""
 
 import re
+from itertools import accumulate
 from typing import NamedTuple
 
 from rolecall.master.log_filter import TextFilter
@@ -63,7 +64,10 @@ class Lines:
         # A carriage return at the end may be followed by a line feed, which ends the same line.
         whole = len(data) - data.endswith(b"\r")
         begin = 0
-        if self._wanted is not None and not self._wanted.may_admit_some(data):
+        if self._wanted is None and data.isascii() and b"\r" not in data:
+            plain, begin = self._plain(data)
+            found += plain
+        elif self._wanted is not None and not self._wanted.may_admit_some(data):
             begin = max(data.rfind(b"\n", 0, whole), data.rfind(b"\r", 0, whole)) + 1
         for end in _ENDS.finditer(data, begin, whole):
             found += self._parts(data[begin : end.start()], self._start + begin, end.end() - end.start())
@@ -82,6 +86,18 @@ class Lines:
         rest, start = self._rest, self._start
         self._rest, self._start = b"", self.next
         return self._admitted(rest.removesuffix(b"\r"), start, self._start)
+
+    def _plain(self, data: bytes) -> tuple[list[Line], int]:
+        """The whole lines of ASCII text without carriage returns, and their size. Takes half the time of a search.
+
+        None of them if one is long.
+        """
+        size = data.rfind(b"\n") + 1
+        texts = data[: size - 1].decode().split("\n") if size else []
+        if any(len(text) > MAX_LINE_BYTES for text in texts):
+            return [], 0
+        ends = list(accumulate((len(text) + 1 for text in texts), initial=self._start))
+        return list(map(Line, texts, ends, ends[1:])), size
 
     def _parts(self, line: bytes, start: int, end_size: int) -> list[Line]:
         if len(line) <= MAX_LINE_BYTES:

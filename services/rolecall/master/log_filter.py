@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 _TIME = rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{3})?(?:Z|[+-]\d\d:?\d\d)"
@@ -60,7 +61,8 @@ def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datet
     """
     for found in _RECORD.finditer(data):
         if (begins_line or found.start() > 0) and (time := _parsed(found[1].decode())) is not None:
-            yield found.start(), time
+            with suppress(OverflowError):
+                yield found.start(), time.astimezone(UTC)
 
 
 def record_time(line: str) -> float | None:
@@ -86,6 +88,6 @@ def last_record_time(data: bytes) -> float:
 
 def _parsed(text: str) -> datetime | None:
     try:
-        return datetime.fromisoformat(text.replace(",", ".")).astimezone(UTC)
-    except (ValueError, OverflowError):
+        return datetime.fromisoformat(text.replace(",", "."))
+    except ValueError:
         return None
