@@ -221,7 +221,7 @@ def _cell(spread: Spread | None, *, is_best: bool) -> str:
     if spread is None:
         return "-"
     mean = number(spread.mean)
-    value = mean if spread.deviation is None else f"{mean} ± {number(float(f'{spread.deviation:.2g}'))}"
+    value = mean if spread.deviation is None else f"{mean} ± {float(f'{spread.deviation:.2g}'):,g}"
     return f"[bold green]{value} (best)[/]" if is_best else value
 
 
