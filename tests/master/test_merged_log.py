@@ -138,6 +138,16 @@ def test_a_log_continues_with_what_has_arrived_since(tmp_path: Path) -> None:
     assert log.sources[0].lines.has_rest
 
 
+def test_a_log_with_much_to_read_does_not_hide_what_arrives_in_others(tmp_path: Path) -> None:
+    streams = store(tmp_path, [[at(second) for second in range(20_000)], [at(0)]])
+    log = MergedLog(streams, [Source(key_of(rank), Lines()) for rank in range(2)])
+    assert log.read()
+    segments.append(tmp_path / "job/1/1", streams.size(key_of(1)), f"{at(1)}\n".encode(), 1 << 30)
+    log.resume()
+    assert f"1 {at(1)}" in [f"{one.number} {one.line.text}" for one in log.read() or ()]
+    assert len(list(texts(log))) < 20_000
+
+
 def test_each_read_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_log, "_READ_BYTES", 1 << 12)
     streams = store(tmp_path, [["x" * 99] * 1000, [""] * 100_000, ["needle"]])

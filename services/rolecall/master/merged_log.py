@@ -127,10 +127,10 @@ class MergedLog:
         """The time of the next line of each log that has some in the buffer."""
 
     def resume(self) -> None:
-        """Look for new lines again after `read` has returned None."""
+        """Look for new lines again in the logs that had no more."""
         for source in self.sources:
             source.arrivals = self._streams.log_arrivals(source.key)
-        self._unread = list(range(len(self.sources)))
+        self._unread = [number for number, source in enumerate(self.sources) if source.next_time is None]
 
     def read(self) -> list[Found] | None:
         """The next lines, which can be none if they are far away; None if there are no more."""

@@ -19,6 +19,8 @@ from rolecall.spec.errors import NotFound
 
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back."""
+_RESUME_S = 1.0
+"""Seconds after which all logs are read again while one has more than the client takes."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_IN_ID = 16
 """In a gang with more workers, only the last line of each block has an id."""
@@ -130,7 +132,7 @@ class _Follower:
 
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
         """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
-        sent_at = self._loop.time()
+        sent_at = resumed_at = self._loop.time()
         await self._reader.run(self._log.resume)
         # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
         while (events := await self._reader.run(self._read)) is not None:
@@ -138,6 +140,9 @@ class _Follower:
             if events or now - sent_at > EVERY_S:
                 yield events or NOTHING_NEW
                 sent_at = now
+            if now - resumed_at > _RESUME_S:
+                resumed_at = now
+                await self._reader.run(self._log.resume)
         for worker, source in zip(self._members, self._log.sources, strict=True):
             waited_s = self._loop.time() - source.fed_at
             if source.lines.has_rest and (over or (self.holds_back and waited_s >= _PARTIAL_S)):

@@ -56,7 +56,7 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     """Return the output of the workers, in the order of the log records' times.
 
     Each line starts with `[role-number]`, where `text` is searched for as well. A carriage return ends a line, unless
-    the whole log of one worker is requested.
+    the log of one worker is requested without `follow` and `text`.
 
     With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A stream that breaks
     off before `end` can be continued with `Last-Event-ID`.
