@@ -60,17 +60,17 @@ def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datet
     `begins_line` says whether a line begins at the first byte.
     """
     for found in _RECORD.finditer(data):
-        if (begins_line or found.start() > 0) and (time := _parsed(found[1].decode())) is not None:
+        if (begins_line or found.start() > 0) and (moment := _parsed(found[1].decode())) is not None:
             with suppress(OverflowError):
-                yield found.start(), time.astimezone(UTC)
+                yield found.start(), moment.astimezone(UTC)
 
 
 def record_time(line: str) -> float | None:
     """The time of the log record that `line` begins, in seconds since 1970. Other lines have no time."""
     if line[:1] not in _FIRST_CHARACTERS or (found := _RECORD_LINE.match(line)) is None:
         return None
-    time = _parsed(found[1])
-    return None if time is None else time.timestamp()
+    moment = _parsed(found[1])
+    return None if moment is None else moment.timestamp()
 
 
 def last_record_time(data: bytes) -> float:
