@@ -10,7 +10,7 @@ import pytest
 
 from rolecall.master.clock import Clock
 from rolecall.master.progress import ProgressBook
-from rolecall.master.progress_lines import Latest, advance, is_newer, parse, result
+from rolecall.master.progress_lines import Latest, advance, is_newer, newest, parse, result
 from rolecall.master.store import jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
@@ -58,6 +58,27 @@ def test_what_a_line_does_not_tell_stays() -> None:
     assert (after.step, after.steps, after.loss) == (2, 9, 1.0)
     assert after.metrics == {"accuracy": 0.5}
     assert advance(after, progress_line("step", step=3, metrics={"loss": math.nan})).loss is None
+
+
+def test_a_worker_that_is_ahead_hides_no_scores_of_another_one() -> None:
+    """The chunks of two workers can arrive in an order in which the later step comes before the earlier scores."""
+    of = {rank: StreamKey("toy-1", 1, rank, "progress") for rank in (1, 2)}
+    scores = progress_line("step", step=100, epoch=1, metrics={"validation_auc": 0.8})
+    before = progress_line("step", step=100, metrics={"loss": 0.5})
+    ahead = progress_line("step", step=150, epoch=2, metrics={"loss": 0.4, "lr": 0.1})
+    latest = newest(newest(None, of[1], [before]), of[2], [ahead])
+    late = newest(latest, of[1], [scores])
+    assert late is not None
+    assert (late.progress.step, late.progress.epoch, late.progress.loss) == (150, 2, 0.4)
+    assert late.progress.metrics == {"lr": 0.1, "validation_auc": 0.8}
+    older = progress_line("step", step=99, metrics={"validation_auc": 0.1, "lr": 0.9, "loss": 9.0})
+    assert newest(late, of[1], [older]) is late, "all of its values are known from later lines"
+    same = progress_line("step", step=100, metrics={"validation_auc": 0.7})
+    assert newest(late, of[2], [same]) is late, "of two workers, the lower rank counts"
+    next_scores = progress_line("step", step=200, metrics={"validation_auc": 0.9})
+    after = newest(late, of[2], [next_scores])
+    assert after is not None
+    assert after.progress.metrics == {"lr": 0.1, "validation_auc": 0.9}
 
 
 def test_what_is_no_progress_line_is_skipped_and_offsets_continue() -> None:

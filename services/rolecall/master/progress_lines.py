@@ -1,8 +1,8 @@
 """The lines of progress streams: a job's progress, its events and the points of its series."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, takewhile
 from typing import Any
@@ -13,6 +13,9 @@ from rolecall.spec.job import Progress
 from rolecall.spec.model import parse_untrusted
 from rolecall.spec.report import MAX_METRICS, ProgressLine
 
+Moment = tuple[int, int]
+"""A step and the negated rank of the worker that reported it, because at the same step the lowest rank counts."""
+_FIRST: Moment = (-1, 0)
 _STEPS = frozenset({"first_step", "step"})
 _COORDINATES = frozenset({"at", "step"})
 _BATCH_LINES = 500
@@ -27,6 +30,8 @@ class Latest:
     attempt: int
     rank: int
     progress: Progress
+    sources: Mapping[str, Moment] = field(default_factory=dict[str, Moment])
+    """The moment of each value in `progress` that a worker can report under any name."""
 
 
 @dataclass(slots=True)
@@ -93,9 +98,27 @@ def newest(latest: Latest | None, key: StreamKey, steps: Iterable[ProgressLine])
     for line in steps:
         if latest is None or latest.attempt < key.attempt:
             latest = Latest(key.attempt, key.rank, Progress())
-        if is_newer(latest, key, line):
-            latest = Latest(key.attempt, key.rank, advance(latest.progress, line))
+        if latest.attempt == key.attempt:
+            latest = _after(latest, key, line)
     return latest
+
+
+def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
+    """The newest progress after a line of the same attempt.
+
+    A line that is not newer can have values that no newer one had: the scores of one worker's evaluation often arrive
+    after the next steps of another worker.
+    """
+    moment: Moment = (latest.progress.step if line.step is None else line.step, -key.rank)
+    if is_newer(latest, key, line):
+        rank, names, progress = key.rank, set(line.metrics), advance(latest.progress, line)
+    elif names := {name for name in line.metrics if moment > latest.sources.get(name, _FIRST)}:
+        news = _metrics(latest.progress, {name: line.metrics[name] for name in names})
+        rank, progress = latest.rank, latest.progress.model_copy(update=news)
+    else:
+        return latest
+    sources = dict.fromkeys(names & {"loss", *progress.metrics}, moment)
+    return replace(latest, rank=rank, progress=progress, sources={**latest.sources, **sources})
 
 
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
@@ -108,11 +131,15 @@ def advance(progress: Progress, line: ProgressLine) -> Progress:
     """The progress after a line. Values that the line doesn't have stay unchanged."""
     reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
     reported |= {"spent": line.spent} if line.spent else {}
-    loss = line.metrics.get("loss", progress.loss)
-    others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
+    return progress.model_copy(update=reported | _metrics(progress, line.metrics))
+
+
+def _metrics(progress: Progress, reported: Mapping[str, float]) -> dict[str, Any]:
+    """The values of `progress` after those that a line reports under names of its own."""
+    loss = reported.get("loss", progress.loss)
+    others = {name: value for name, value in reported.items() if name != "loss" and math.isfinite(value)}
     metrics = dict(list((progress.metrics | others).items())[:MAX_METRICS])
-    news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
-    return progress.model_copy(update=reported | news)
+    return {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
 
 
 def finite(metrics: dict[str, float]) -> dict[str, Any]:
