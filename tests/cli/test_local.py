@@ -238,7 +238,9 @@ def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
         finally:
             process.terminate()
         assert process.stderr
-        assert f"token in {tmp_path}/token" in process.stderr.read().decode()
+        output = process.stderr.read().decode()
+        assert f"token in {tmp_path}/token" in output
+        assert output.endswith("stopping the master and the nodes; their data remains\n")
 
 
 @pytest.mark.slow

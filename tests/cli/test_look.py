@@ -181,8 +181,8 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert ["state", "succeeded", "running"] in shown
     assert ["steps", "3", "5"] in shown
     assert ["name", "job", "[3]", "job", "[5]"] in shown
-    assert ["validation_auc", "0.5000", "0.7500"] in shown
-    assert ["test_auc", "0.5000", "-"] in shown
+    assert ["validation_auc", "↑", "0.5000", "0.7500"] in shown
+    assert ["test_auc", "↑", "0.5000", "-"] in shown
     assert (await run_at(master, "compare", first)).code == 2
     twice = await run_at(master, "compare", first, second, first)
     assert (twice.code, twice.err) == (2, f"rolecall: job {first} is given twice; compare needs different jobs\n")
@@ -305,8 +305,8 @@ async def test_nodes_and_artifacts_fit_a_narrow_terminal(
     nodes, one, artifacts, file = [text.rstrip() for text in sent.getvalue().splitlines()]
     assert ("HEARTBEAT" in nodes, "VERSION" in nodes) == (width == 70, False)
     assert one.startswith("trainer-0")
-    assert artifacts.split() == ["NAME", "BYTES", "SHA256"]
-    assert file.startswith("model.zip  7      ")
+    assert artifacts.split() == ["NAME", "SIZE", "SHA256"]
+    assert file.startswith("model.zip  7 B ")
     assert file.endswith("…")
     assert max(map(len, (nodes, one, artifacts, file))) <= width
 

@@ -199,6 +199,7 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make, tmp_path: Path) -> Non
     assert loop.trained.exported == 8
     progress = Workdir.of(tmp_path, "job", 1, 0).progress
     assert "early stopping after epoch 4: 2 epochs without a better score" in progress.read_text()
+    assert "training ended at step 16; evaluating and exporting the model" in progress.read_text()
     adder(epochs=4, losses=[3.0, 1.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2)).run()
     assert progress.read_text().count("early stopping") == 1, "all its epochs were run"
 

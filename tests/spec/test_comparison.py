@@ -37,6 +37,15 @@ def test_of_one_workload_everything_that_differs_is_listed() -> None:
     assert {row.name: row.values for row in found} == {"params.size": ["null", "1"], "params.own": ["null", None]}
 
 
+def test_the_values_of_an_object_say_where_it_is_empty() -> None:
+    found = differences([job("a", tables={}, own={}), job("a", tables={"x": {"rows": 1}}, own=None)], SCHEMAS)
+    assert {row.name: row.values for row in found} == {
+        "params.tables.x.rows": [None, "1"],
+        "params.own": ["{}", "null"],
+    }
+    assert [row.name for row in differences([job("a", own={}), job("a")], SCHEMAS)] == ["params.own"]
+
+
 def test_nested_values_have_paths() -> None:
     given = {"text": {"train": ["a", "b"], "lowercase": True}, "name": "x", "empty": {}}
     found = [("text.train", '["a", "b"]'), ("text.lowercase", "true"), ("name", "x"), ("empty", "{}")]

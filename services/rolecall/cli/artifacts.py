@@ -7,6 +7,7 @@ import typer
 
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import none_of, print_json, print_table, print_written
+from rolecall.spec.numbers import size
 
 _DIGEST_CHARS = 12
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
@@ -30,5 +31,5 @@ def artifacts(  # noqa: PLR0917 - the command line is the signature
             print_json(client.raw)
             return
         empty = "" if found else none_of("artifacts", client.job(job))
-    rows = [(one.name, str(one.size), one.sha256) for one in found]
-    print_table(("NAME", "BYTES", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS}, empty=empty)
+    rows = [(one.name, size(one.size), one.sha256) for one in found]
+    print_table(("NAME", "SIZE", "SHA256"), rows, shorten={"SHA256": _DIGEST_CHARS}, empty=empty)

@@ -8,10 +8,11 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
+from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import cut, out, print_json, print_table, state
-from rolecall.cli.variants import metrics
+from rolecall.cli.output import ARROWS, cut, out, print_json, print_table, state
+from rolecall.cli.variants import direction, metrics
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
@@ -35,6 +36,8 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     with connect(url, token) as client:
         found = [client.job(job) for job in jobs]
         schemas = {} if have_one_workload(found) else _schemas(client, found)
+        declarations = Declarations(client)
+        declared = [metric for job in found for metric in declarations.of(job.workload)]
     rows = differences(found, schemas)
     fields = [(row.name, row.values) for row in rows if not row.name.startswith(_RESULT)]
     scores = [metrics(job) for job in found]
@@ -57,7 +60,13 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     else:
         out.print("the jobs have the same state, name, workload, roles and parameters")
     out.print()
-    rows = [(escape(name), *(number(one[name]) if name in one else "-" for one in scores)) for name in names]
+    rows = [
+        (
+            escape(f"{name} {ARROWS[better]}" if (better := direction(declared, name)) else name),
+            *(number(one[name]) if name in one else "-" for one in scores),
+        )
+        for name in names
+    ]
     print_table(("METRIC", *ids), rows, empty="none of the jobs has metrics")
 
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from json import dumps
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -116,6 +116,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
         while not supervisor.should_exit:
             supervisor.wait()
+        with suppress(OSError):  # The terminal may be gone.
+            err.print("stopping the master and the nodes; their data remains")
 
 
 def cluster(

@@ -25,7 +25,7 @@ OfAttempt = Annotated[
 ]
 
 
-Tail = Annotated[int | None, typer.Option("--tail", min=0, max=10_000, help="Only this many of the last lines.")]
+Tail = Annotated[int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines, at most this many.")]
 Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
 Grep = Annotated[
     list[str] | None,

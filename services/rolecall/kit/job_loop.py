@@ -115,8 +115,13 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         return _broadcast_manifest(manifest)
 
     @contextmanager
-    def finishing(self) -> Generator[None]:
-        """A context manager for the work after the last step, whose whole time is reported apart from other times."""
+    def finishing(self, work: str = "evaluating and exporting the model") -> Generator[None]:
+        """A context manager for the work after the last step, such as `exporting the model`.
+
+        The job's events announce it, and its whole time is reported apart from other times.
+        """
+        if self.context.role_rank == 0:
+            self.context.report.event(f"training ended at step {self.step}; {work}")
         self._trained = self.context.timeline.seconds()
         yield
         self.context.report.finished(self.step, self.spent())

@@ -103,7 +103,8 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._shut_down(stopped=False)
         wall_s = self._clock() - began
         rate = (self.position.env_steps - first_step) / wall_s
-        with self.finishing():
+        movie = " and recording a movie" if self.params.evaluation.movie else ""
+        with self.finishing(f"exporting the model{movie}"):
             policy = self._export()
             result = self._result() | {"samples_per_s": rate, "wall_s": wall_s}
             if self.params.evaluation.movie:
