@@ -88,6 +88,9 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def export(self) -> None:
         """Store the trained model as an artifact; called on all ranks."""
 
+    def settle(self) -> None:
+        """Complete what the steps so far have begun, before an evaluation or a checkpoint; called on all ranks."""
+
     def prepare_next(self) -> None:
         """Get the next batch of the epoch ahead; `train_step` can call this where it would wait."""
         if self._lookahead is not None:
@@ -176,12 +179,15 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             steps = self.position.step - self.position.epoch_start
             ends_epoch = steps >= self.steps_per_epoch or self._out_of_steps()
             self._checkpoint_pending = due and ends_epoch and not decision.stop
+            if due or decision.stop:
+                self.settle()
             if due and not self._checkpoint_pending:
                 self.save()
             if decision.stop:
                 return False
             if self._out_of_steps():
                 break
+        self.settle()
         return True
 
     def _run_step(self, batch: Batch) -> None:

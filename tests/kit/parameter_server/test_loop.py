@@ -1,6 +1,8 @@
 """The loop of trainers: steps on the mean loss, checkpoints of trainer and servers."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import OptimizerChoice
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
+    Shard,
     ShardedEmbedding,
     ShardedTrainingLoop,
     Uniform,
@@ -19,6 +22,7 @@ from rolecall.kit.parameter_server import (
     sharded_embedding,
 )
 from rolecall.kit.params import TrainingParams
+from rolecall.spec.plan import CheckpointPart
 
 from .conftest import WorkerContextOfTest, manifest_of
 
@@ -31,14 +35,18 @@ BATCH = torch.tensor([0, 2, 2, 3])
 class Model(ShardedTrainingLoop[Tensor, TrainingParams]):
     """A table on the server and a linear layer here; drops some outputs, to show that random states are restored."""
 
-    def __init__(self, context: WorkerContextOfTest) -> None:
+    def __init__(self, context: WorkerContextOfTest, *, looks_ahead: bool = False) -> None:
         table = sharded_embedding(
             "table", 4, dim=3, initializer=Uniform(0, 1.0), optimizer=CHOICE, servers=[0], sparse=False
         )
         shards = make_shards([table], 1)
         self.linear = make_local(context, lambda: nn.Linear(3, 1), torch.float32)
         super().__init__(
-            context, shards, ServerOptimizers(shards, 0, CHOICE.build(self.linear.parameters())), self.linear
+            context,
+            shards,
+            ServerOptimizers(shards, 0, CHOICE.build(self.linear.parameters())),
+            self.linear,
+            looks_ahead=looks_ahead,
         )
         self.table = ShardedEmbedding(shards.of("table"))
         self.seen = 0
@@ -108,3 +116,68 @@ def test_a_checkpoint_restores_trainer_and_servers(context: WorkerContextOfTest)
     loop.load(saved)
     assert loop.seen == 1
     assert all(torch.equal(one, other) for one, other in zip(next_step(), expected, strict=True))
+
+
+class Gated(Model):
+    """Its server applies no gradients before the trainer waits for that."""
+
+    def __init__(self, context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(context, looks_ahead=True)
+        self.happened: list[str] = []
+        self.opened = threading.Event()
+        apply = Shard._step
+
+        def step(shard: Shard, rate_factor: float) -> None:
+            assert self.opened.wait(30)
+            apply(shard, rate_factor)
+            self.happened.append("applied")
+
+        monkeypatch.setattr(Shard, "_step", step)
+
+    def look_ahead(self) -> None:
+        self.happened.append("look ahead")
+
+    def settle(self) -> None:
+        self.opened.set()
+        super().settle()
+        self.opened.clear()
+
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        self.happened.append("evaluate")
+        return super().evaluate(split)
+
+    def save_parts(self, step: int) -> Sequence[CheckpointPart]:
+        self.happened.append("save")
+        return super().save_parts(step)
+
+
+@pytest.mark.usefixtures("gang")
+def test_rows_are_requested_ahead_when_all_earlier_steps_are_applied(
+    context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Gated(context, monkeypatch)
+    loop.train_step(BATCH)
+    assert loop.happened == ["look ahead", "look ahead"], "the gradients of the step are still on their way"
+    loop.happened.clear()
+    loop.train_step(BATCH)
+    assert loop.happened == ["applied", "look ahead"]
+    loop.settle()
+    assert loop.happened == ["applied", "look ahead", "applied"]
+
+
+@pytest.mark.usefixtures("gang")
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (None, ["applied", "applied", "evaluate"]),
+        # The checkpoint at the end of an epoch contains its evaluation.
+        (1, ["applied", "save", "applied", "evaluate", "save"]),
+    ],
+)
+def test_no_step_is_on_its_way_in_a_checkpoint_or_an_evaluation(
+    context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch, every: int | None, expected: list[str]
+) -> None:
+    params = context.params.model_copy(update={"checkpoint_every_steps": every})
+    loop = Gated(replace(context, params=params), monkeypatch)
+    loop.run()
+    assert [one for one in loop.happened if one != "look ahead"] == [*expected, "evaluate"]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
+from torch.futures import Future
 
 from rolecall.kit.checkpoint import random_state, restore_random_state, strip_prefix
 from rolecall.kit.loop import Batch, P, TrainingLoop
@@ -22,21 +23,33 @@ _LOCAL = "local/"
 class ShardedTrainingLoop(TrainingLoop[Batch, P]):
     """One trainer's share of a job. `local` has the layers that are replicated in every trainer.
 
-    Subclasses define the losses of a batch; this class does steps and checkpoints.
+    Subclasses define the losses of a batch; this class does steps and checkpoints. With `looks_ahead`, `losses` uses
+    rows that `look_ahead` requested in an earlier step, so the servers update theirs during the next forward pass.
     """
 
     def __init__(
-        self, context: WorkerContext[P], shards: Shards, protocol: UpdateProtocol, local: nn.Module | None = None
+        self,
+        context: WorkerContext[P],
+        shards: Shards,
+        protocol: UpdateProtocol,
+        local: nn.Module | None = None,
+        *,
+        looks_ahead: bool = False,
     ) -> None:
         super().__init__(context)
         self.shards = shards
         self.rank, self.world = context.role_rank, context.count(context.role)
         self._protocol = protocol
         self._local = local or nn.Module()
+        self._looks_ahead = looks_ahead
+        self._applied: Sequence[Future[None]] = ()
 
     @abstractmethod
     def losses(self, batch: Batch) -> Tensor:
         """The loss [n] of each of this trainer's samples; n may be 0. Must call every shard."""
+
+    def look_ahead(self) -> None:
+        """Request rows of following batches, at most once each. All updates of earlier steps are applied then."""
 
     def trainer_state(self) -> dict[str, Tensor]:
         """State of this trainer alone for checkpoints, besides the random state; empty by default."""
@@ -59,18 +72,29 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         """
         timeline = self.context.timeline
         with dist_autograd.context() as context_id:
+            if all(one.done() for one in self._applied):
+                self.look_ahead()
             with timeline.span("forward"):
                 losses = self.losses(batch)
+            self.settle()
+            self.look_ahead()
             with timeline.span("backward"):
                 dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
             with timeline.span("apply", "communication"):
-                applied = self._protocol.apply(context_id, self.position.step, self.rate_factor)
+                self._applied = self._protocol.apply(context_id, self.position.step, self.rate_factor)
                 self.shards.require_sent()
             with timeline.span("data", "data"):
                 self.prepare_next()  # The servers compute, and this process would wait.
-            with timeline.span("wait", "wait"):
-                torch.futures.wait_all(list(applied))
+            if not self._looks_ahead:
+                self.settle()
         return losses.detach().mean() if len(losses) else losses.detach().sum()
+
+    def settle(self) -> None:
+        """Wait until the servers have applied the gradients of all steps."""
+        if self._applied:
+            with self.context.timeline.span("wait", "wait"):
+                torch.futures.wait_all(list(self._applied))
+            self._applied = ()
 
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch]) -> float:

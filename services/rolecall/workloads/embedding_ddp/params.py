@@ -82,11 +82,11 @@ class Params(TrainingParams):
     reproducible; `tutorial`: like `async`, with the tutorial's RemoteModule on each server and torch's
     DistributedOptimizer, which has its own state in each trainer."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
-    """Batches whose rows trainers look up ahead, so that look-ups take place during the computation. The vectors of a
-    step then lack the updates of up to this many steps before it. With 0, they lack none in `sync`, and none of the
-    trainer's own in `async`. In `sync`, look-ups end before the next update, so values above 1 save no more time than
-    1. An attempt that resumes and an epoch start without rows that were looked up ahead. Not with `pool_at: server`;
-    with `auto`, trainers combine."""
+    """Batches whose rows trainers look up ahead, so that look-ups and the servers' updates take place during the
+    computation. The vectors of a step then lack the updates of up to this many steps before it. With 0, they lack none
+    in `sync`, and none of the trainer's own in `async`. In `sync`, look-ups end before the next update, so values above
+    1 save no more time than 1. An attempt that resumes and an epoch start without rows that were looked up ahead. Not
+    with `pool_at: server`; with `auto`, trainers combine."""
     transfer_precision: Literal["full", "bfloat16"] = "full"
     """Data type of vectors and their gradients on the network: that of the weights, or `bfloat16`, which halves the
     bytes and rounds to 8 significant bits. The weights and the optimizer state keep their `precision`."""

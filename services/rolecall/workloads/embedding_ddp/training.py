@@ -38,7 +38,8 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         embedding = make_embedding(params, table, context.device)
         self._pooled = embedding if isinstance(embedding, PooledEmbedding) else None
         self._model = HybridModel(embedding, dense, context.device, width=dataset.width)
-        super().__init__(context, table.shards, make_protocol(context, table, self._model), dense)
+        protocol = make_protocol(context, table, self._model)
+        super().__init__(context, table.shards, protocol, dense, looks_ahead=params.staleness > 0)
         self._dataset = dataset
 
     def run(self) -> dict[str, float] | None:
@@ -63,11 +64,10 @@ class Training(ShardedTrainingLoop[Batch, Params]):
                 yield prepared.popleft()
         yield from prepared
 
-    def train_step(self, batch: Batch) -> torch.Tensor:
+    def look_ahead(self) -> None:
+        """While all servers have applied the same steps: a row's value does not depend on which request comes first."""
         if self._pooled and self.params.staleness:
-            # While all servers have applied the same steps: a row's value does not depend on which request comes first.
             self._pooled.request_prepared()
-        return super().train_step(batch)
 
     def samples(self, batch: Batch) -> int:
         return batch.global_rows
