@@ -81,6 +81,16 @@ def test_a_worker_that_is_ahead_hides_no_scores_of_another_one() -> None:
     assert after.progress.metrics == {"lr": 0.1, "validation_auc": 0.9}
 
 
+def test_a_value_that_is_not_finite_hides_no_earlier_one() -> None:
+    of = {rank: StreamKey("toy-1", 1, rank, "progress") for rank in (1, 2)}
+    steps = [(1, 50, 0.5), (2, 150, math.nan), (1, 100, 0.8)]
+    latest = None
+    for rank, step, value in steps:
+        latest = newest(latest, of[rank], [progress_line("step", step=step, metrics={"accuracy": value})])
+    assert latest is not None
+    assert latest.progress.metrics == {"accuracy": 0.8}
+
+
 def test_what_is_no_progress_line_is_skipped_and_offsets_continue() -> None:
     first, other = progress_line("step", step=1), progress_line("event", message="saved")
     raw = [first.model_dump_json().encode() + b"\n", b"no JSON\n", other.model_dump_json().encode() + b"\n"]

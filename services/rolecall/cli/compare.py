@@ -37,7 +37,7 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         found = [client.job(job) for job in jobs]
         schemas = {} if have_one_workload(found) else _schemas(client, found)
         declarations = Declarations(client)
-        declared = [metric for job in found for metric in declarations.of(job.workload)]
+        declared = [] if json else [metric for job in found for metric in declarations.of(job.workload)]
     rows = differences(found, schemas)
     fields = [(row.name, row.values) for row in rows if not row.name.startswith(_RESULT)]
     scores = [metrics(job) for job in found]

@@ -117,7 +117,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         while not supervisor.should_exit:
             supervisor.wait()
         with suppress(OSError):  # The terminal may be gone.
-            err.print("stopping the master and the nodes; their data remains")
+            print("stopping the master and the nodes; their data remains", file=sys.stderr, flush=True)
 
 
 def cluster(

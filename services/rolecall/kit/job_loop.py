@@ -115,7 +115,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         return _broadcast_manifest(manifest)
 
     @contextmanager
-    def finishing(self, work: str = "evaluating and exporting the model") -> Generator[None]:
+    def finishing(self, work: str) -> Generator[None]:
         """A context manager for the work after the last step, such as `exporting the model`.
 
         The job's events announce it, and its whole time is reported apart from other times.

@@ -89,7 +89,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         """Store the trained model as an artifact; called on all ranks."""
 
     def settle(self) -> None:
-        """Complete what the steps so far have begun, before an evaluation or a checkpoint; called on all ranks."""
+        """Complete what the steps so far have begun.
+
+        Called on all ranks before an evaluation, a checkpoint and a stop.
+        """
 
     def prepare_next(self) -> None:
         """Get the next batch of the epoch ahead; `train_step` can call this where it would wait."""
@@ -142,7 +145,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             if self._is_stale() and is_early and self.context.role_rank == 0:
                 self.context.report.event(f"early stopping after epoch {epoch}: {stale} epochs without a better score")
         rate = (self.position.samples - first_sample) / (self._clock() - began)
-        with self.finishing():
+        with self.finishing("evaluating and exporting the model"):
             result = self._finish(rate, began)
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 

@@ -13,9 +13,9 @@ from rolecall.spec.job import Progress
 from rolecall.spec.model import parse_untrusted
 from rolecall.spec.report import MAX_METRICS, ProgressLine
 
-Moment = tuple[int, int]
+Source = tuple[int, int]
 """A step and the negated rank of the worker that reported it, because at the same step the lowest rank counts."""
-_FIRST: Moment = (-1, 0)
+_NOTHING: Source = (-1, 0)
 _STEPS = frozenset({"first_step", "step"})
 _COORDINATES = frozenset({"at", "step"})
 _BATCH_LINES = 500
@@ -30,8 +30,8 @@ class Latest:
     attempt: int
     rank: int
     progress: Progress
-    sources: Mapping[str, Moment] = field(default_factory=dict[str, Moment])
-    """The moment of each value in `progress` that a worker can report under any name."""
+    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
+    """The sources of the loss and the other metrics."""
 
 
 @dataclass(slots=True)
@@ -109,15 +109,17 @@ def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
     A line that is not newer can have values that no newer one had: the scores of one worker's evaluation often arrive
     after the next steps of another worker.
     """
-    moment: Moment = (latest.progress.step if line.step is None else line.step, -key.rank)
+    source: Source = (latest.progress.step if line.step is None else line.step, -key.rank)
     if is_newer(latest, key, line):
         rank, names, progress = key.rank, set(line.metrics), advance(latest.progress, line)
-    elif names := {name for name in line.metrics if moment > latest.sources.get(name, _FIRST)}:
+    elif names := {name for name in line.metrics if source > latest.sources.get(name, _NOTHING)}:
         news = _metrics(latest.progress, {name: line.metrics[name] for name in names})
         rank, progress = latest.rank, latest.progress.model_copy(update=news)
     else:
         return latest
-    sources = dict.fromkeys(names & {"loss", *progress.metrics}, moment)
+    # What is not finite is not stored, and neither are names beyond the limit.
+    stored = {name for name in names if name == "loss" or progress.metrics.get(name) == line.metrics[name]}
+    sources = dict.fromkeys(stored, source)
     return replace(latest, rank=rank, progress=progress, sources={**latest.sources, **sources})
 
 

@@ -36,20 +36,16 @@ def differences(jobs: Sequence[JobDocument], schemas: Mapping[str, Mapping[str, 
         fields: dict[str, Any] = {
             "workload": job.workload,
             "roles": {role.value: count for role, count in job.roles.items()},
-            "resources": {role.value: one.model_dump(exclude_none=True) for role, one in job.resources.items()},
             "params": job.params,
         }
+        if job.resources:
+            own = {role.value: one.model_dump(exclude_defaults=True) for role, one in job.resources.items()}
+            fields["resources"] = own
         if job.result:
             fields["result"] = job.result
         for name, value in leaves(fields):
             found[name][place] = value
-    around = {path for name in found for path in list(_paths(name))[:-1]}
-    rows = [
-        Row(name, values)
-        for name, values in found.items()
-        # The values that other jobs have in an object say that it is empty in this one.
-        if len(set(values)) > 1 and not (name in around and set(values) <= {None, "{}"})
-    ]
+    rows = [Row(name, values) for name, values in found.items() if len(set(values)) > 1]
     if have_one_workload(jobs):
         return rows
     chosen = {name for job in jobs for name in _chosen(job, schemas.get(job.workload))}
@@ -74,12 +70,7 @@ def _is_comparable(row: Row) -> bool:
 
 def _is_in(name: str, chosen: Container[str]) -> bool:
     """Return whether a path or the beginning of one is among `chosen`."""
-    return any(path in chosen for path in _paths(name))
-
-
-def _paths(name: str) -> Iterator[str]:
-    """The paths of the objects around a value, the outermost one first, and its own."""
-    return accumulate(name.split("."), "{}.{}".format)
+    return any(part in chosen for part in accumulate(name.split("."), "{}.{}".format))
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -21,7 +21,9 @@ from rolecall.kit.parameter_server import (
     make_shards,
     sharded_embedding,
 )
+from rolecall.kit.parameter_server.lookup import RequestedRows
 from rolecall.kit.params import TrainingParams
+from rolecall.runtime.agreement import Decision
 from rolecall.spec.plan import CheckpointPart
 
 from .conftest import WorkerContextOfTest, manifest_of
@@ -35,7 +37,7 @@ BATCH = torch.tensor([0, 2, 2, 3])
 class Model(ShardedTrainingLoop[Tensor, TrainingParams]):
     """A table on the server and a linear layer here; drops some outputs, to show that random states are restored."""
 
-    def __init__(self, context: WorkerContextOfTest, *, looks_ahead: bool = False) -> None:
+    def __init__(self, context: WorkerContextOfTest, *, uses_stale_rows: bool = False) -> None:
         table = sharded_embedding(
             "table", 4, dim=3, initializer=Uniform(0, 1.0), optimizer=CHOICE, servers=[0], sparse=False
         )
@@ -46,7 +48,7 @@ class Model(ShardedTrainingLoop[Tensor, TrainingParams]):
             shards,
             ServerOptimizers(shards, 0, CHOICE.build(self.linear.parameters())),
             self.linear,
-            looks_ahead=looks_ahead,
+            uses_stale_rows=uses_stale_rows,
         )
         self.table = ShardedEmbedding(shards.of("table"))
         self.seen = 0
@@ -119,11 +121,12 @@ def test_a_checkpoint_restores_trainer_and_servers(context: WorkerContextOfTest)
 
 
 class Gated(Model):
-    """Its server applies no gradients before the trainer waits for that."""
+    """Looks rows up ahead. Its server applies no gradients before the trainer waits for that."""
 
     def __init__(self, context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(context, looks_ahead=True)
+        super().__init__(context, uses_stale_rows=True)
         self.happened: list[str] = []
+        self.requested: RequestedRows | None = None
         self.opened = threading.Event()
         apply = Shard._step
 
@@ -136,6 +139,13 @@ class Gated(Model):
 
     def look_ahead(self) -> None:
         self.happened.append("look ahead")
+        self.requested = self.requested or self.table.request(self.table.prepare(BATCH))
+
+    def losses(self, batch: Tensor) -> Tensor:
+        if self.requested is None or not torch.is_grad_enabled():
+            return super().losses(batch)
+        rows, self.requested = self.requested.expand(), None
+        return self.linear(rows).square().flatten()
 
     def settle(self) -> None:
         self.opened.set()
@@ -181,3 +191,33 @@ def test_no_step_is_on_its_way_in_a_checkpoint_or_an_evaluation(
     loop = Gated(replace(context, params=params), monkeypatch)
     loop.run()
     assert [one for one in loop.happened if one != "look ahead"] == [*expected, "evaluate"]
+
+
+@pytest.mark.usefixtures("gang")
+def test_no_step_is_on_its_way_after_a_stop(context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Gated(context, monkeypatch)
+    monkeypatch.setattr(loop, "_local_decision", lambda: Decision(stop=True, checkpoint=False))
+    assert loop.run() is None
+    assert loop.happened[-1] == "applied"
+
+
+@pytest.mark.usefixtures("gang")
+def test_the_next_step_raises_the_error_of_an_update(
+    context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Gated(context, monkeypatch)
+    monkeypatch.setattr(Shard, "_step", lambda *_: {}["no row"])
+    loop.train_step(BATCH)
+    with pytest.raises(Exception, match="no row"):
+        loop.train_step(BATCH)
+
+
+@pytest.mark.usefixtures("gang")
+def test_overlapping_updates_need_no_distributed_autograd(
+    context: WorkerContextOfTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context could end before a server has used it."""
+    loop = Gated(context, monkeypatch)
+    monkeypatch.setattr("torch.distributed.autograd.context", lambda: pytest.fail("a context begins"))
+    loop.train_step(BATCH)
+    loop.settle()

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ _LOCAL = "local/"
 class ShardedTrainingLoop(TrainingLoop[Batch, P]):
     """One trainer's share of a job. `local` has the layers that are replicated in every trainer.
 
-    Subclasses define the losses of a batch; this class does steps and checkpoints. With `looks_ahead`, `losses` uses
-    rows that `look_ahead` requested in an earlier step, so the servers update theirs during the next forward pass.
+    Subclasses define the losses of a batch; this class does steps and checkpoints.
+
+    With `uses_stale_rows`, `losses` must use rows that `look_ahead` has requested. The servers then apply a step's
+    gradients during the next forward pass. All gradients must be those of rows from `ShardedEmbedding` or
+    `ShardedEmbeddingBag`, or of local weights, because there is no distributed autograd context.
     """
 
     def __init__(
@@ -34,14 +38,14 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         protocol: UpdateProtocol,
         local: nn.Module | None = None,
         *,
-        looks_ahead: bool = False,
+        uses_stale_rows: bool = False,
     ) -> None:
         super().__init__(context)
         self.shards = shards
         self.rank, self.world = context.role_rank, context.count(context.role)
         self._protocol = protocol
         self._local = local or nn.Module()
-        self._looks_ahead = looks_ahead
+        self._uses_stale_rows = uses_stale_rows
         self._applied: Sequence[Future[None]] = ()
 
     @abstractmethod
@@ -49,7 +53,10 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         """The loss [n] of each of this trainer's samples; n may be 0. Must call every shard."""
 
     def look_ahead(self) -> None:
-        """Request rows of following batches, at most once each. All updates of earlier steps are applied then."""
+        """Request the missing rows of the current and following batches; called once or twice in a step.
+
+        All updates that this trainer has sent are applied then, and with synchronous shards those of all trainers.
+        """
 
     def trainer_state(self) -> dict[str, Tensor]:
         """State of this trainer alone for checkpoints, besides the random state; empty by default."""
@@ -71,7 +78,9 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         too.
         """
         timeline = self.context.timeline
-        with dist_autograd.context() as context_id:
+        with ExitStack() as stack:
+            # Servers may use a context only until it ends here, which is before overlapping updates do.
+            context_id = None if self._uses_stale_rows else stack.enter_context(dist_autograd.context())
             if all(one.done() for one in self._applied):
                 self.look_ahead()
             with timeline.span("forward"):
@@ -79,13 +88,18 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
             self.settle()
             self.look_ahead()
             with timeline.span("backward"):
-                dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
+                loss = losses.sum() * (self.world / self.samples(batch))
+                if context_id is None:
+                    self._local.zero_grad()
+                    loss.backward()
+                else:
+                    dist_autograd.backward(context_id, [loss])
             with timeline.span("apply", "communication"):
                 self._applied = self._protocol.apply(context_id, self.position.step, self.rate_factor)
                 self.shards.require_sent()
             with timeline.span("data", "data"):
                 self.prepare_next()  # The servers compute, and this process would wait.
-            if not self._looks_ahead:
+            if not self._uses_stale_rows:
                 self.settle()
         return losses.detach().mean() if len(losses) else losses.detach().sum()
 

@@ -20,10 +20,14 @@ from rolecall.kit.parameter_server.shard import Shard
 
 
 class UpdateProtocol(Protocol):
-    """Applies the gradients of a distributed autograd context."""
+    """Applies the gradients of a step."""
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
-        """Update the weights. The next forward pass may start when the returned futures are complete."""
+    def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
+        """Update the weights. The next forward pass may start when the returned futures are complete.
+
+        The gradients are those of a distributed autograd context. With None, they are those of pulled rows and, for
+        local weights, in `grad`.
+        """
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -49,14 +53,14 @@ class ServerOptimizers:
         self._max_norm = max_norm
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
+    def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Updates the local weights while the servers update theirs."""
         if self._max_norm is None:
             applied = self._shards.apply(context_id, step, self._rank, rate_factor)
-            set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
+            self._set_gradients(context_id)
         else:
             gathered = self._shards.gather(context_id, step, self._rank)
-            set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
+            self._set_gradients(context_id)
             # Equal on all trainers, because DDP and the servers both average over trainers.
             norm = math.sqrt(squared_norm(self._parameters) + sum(torch.futures.wait_all(gathered)))
             scale = min(1.0, self._max_norm / (norm + 1e-6))
@@ -66,6 +70,10 @@ class ServerOptimizers:
             scale_rates(self._local, rate_factor)
             self._local.step()
         return applied
+
+    def _set_gradients(self, context_id: int | None) -> None:
+        if context_id is not None:
+            set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
 
     def state(self) -> dict[str, torch.Tensor]:
         """State of the local optimizer; the servers save their own."""
@@ -140,8 +148,10 @@ class TutorialProtocol:
         arguments = {name: value for name, value in optimizer.arguments.items() if name != "fused"}
         self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **arguments)
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
-        """Blocks until all weights are updated."""
+    def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
+        """Blocks until all weights are updated. Raises `ValueError` without a distributed autograd context."""
+        if context_id is None:
+            raise ValueError("torch's DistributedOptimizer needs a distributed autograd context")
         self._optimizer.step(context_id)
         if self._in_step:
             dist.barrier()
@@ -161,7 +171,7 @@ class ProtocolsInTurn:
     def __init__(self, *protocols: TutorialProtocol) -> None:
         self._protocols = protocols
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
+    def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated."""
         return [one for protocol in self._protocols for one in protocol.apply(context_id, step, rate_factor)]
 

@@ -39,7 +39,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         self._pooled = embedding if isinstance(embedding, PooledEmbedding) else None
         self._model = HybridModel(embedding, dense, context.device, width=dataset.width)
         protocol = make_protocol(context, table, self._model)
-        super().__init__(context, table.shards, protocol, dense, looks_ahead=params.staleness > 0)
+        super().__init__(context, table.shards, protocol, dense, uses_stale_rows=params.staleness > 0)
         self._dataset = dataset
 
     def run(self) -> dict[str, float] | None:
@@ -65,7 +65,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         yield from prepared
 
     def look_ahead(self) -> None:
-        """While all servers have applied the same steps: a row's value does not depend on which request comes first."""
+        """Request the rows of all batches that are prepared."""
         if self._pooled and self.params.staleness:
             self._pooled.request_prepared()
 
