@@ -17,6 +17,8 @@ from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 from tests.trackers.test_tensorboard import events, scalars
 
+from rolecall.spec.numbers import size
+
 from .command import run_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -231,9 +233,8 @@ def test_artifacts_are_listed_and_downloaded(cluster: Cluster, done: str, tmp_pa
     assert run(cluster, "artifacts", done, "model.zip", "-o", str(path)).strip() == str(path)
     assert path.read_bytes() == cluster.client.get(f"/jobs/{done}/artifacts/model.zip").content
     assert "model.safetensors" in zipfile.ZipFile(io.BytesIO(path.read_bytes())).namelist()
-    assert ["model.zip", str(path.stat().st_size)] in [
-        line.split()[:2] for line in run(cluster, "artifacts", done).splitlines()
-    ]
+    listed = [line.split()[:3] for line in run(cluster, "artifacts", done).splitlines()]
+    assert ["model.zip", *size(path.stat().st_size).split()] in listed
     run(cluster, "artifacts", done, "nothing.zip", "-o", str(tmp_path / "nothing.zip"), code=4)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["mine.zip"]
 
