@@ -122,13 +122,6 @@ def test_rows_that_are_looked_up_ahead_lack_exactly_as_many_updates(table: Path,
     assert max(abs(one - other) for one, other in zip(stale.losses, fresh.losses, strict=True)) > 1e-4
 
 
-@pytest.mark.slow
-def test_an_asynchronous_trainer_lacks_as_many_of_its_own_updates(table: Path, tmp_path: Path) -> None:
-    params = job(table, "adagrad", precision="float64", max_steps=60, staleness=2, protocol="async")
-    result = run_gang("embedding-ddp", params, roles("two-servers"), tmp_path)
-    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
-
-
 BAGS = {"rows": 384, "test": 40, "columns": 2, "ids": 30, "min_values": 2, "max_values": 9, "numbers": 1, "signal": 1.0}
 
 
