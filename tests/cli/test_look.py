@@ -196,6 +196,20 @@ async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -
     assert "a" * 100 in (await run_at(master, "compare", *ids, "--json")).out
 
 
+async def test_names_of_metrics_add_no_lines(master: Client) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    other = (await master.submit(roles=ONE_TRAINER))["id"]
+    await node.say(worker, WorkerState.RUNNING)
+    await node.progress(worker, line("step", step=1, metrics={"loss": 1.0, "z\nvalidation_auc": 0.9999}))
+    await master.until(job, "running", also=lambda one: one["progress"]["metrics"])
+    for command in (("compare", job, other), ("metrics", job), ("show", job)):
+        shown = (await run_at(master, *command)).out.splitlines()
+        assert not [text for text in shown if text.startswith("validation_auc")]
+        assert [text for text in shown if "z\\nvalidation_auc" in text]
+
+
 async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
     first, second, other = [
         (await master.submit(roles=ONE_TRAINER, name="same", params={"steps": steps}))["id"] for steps in (3, 3, 5)

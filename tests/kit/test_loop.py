@@ -19,7 +19,7 @@ from rolecall.runtime.checkpoint import MissingPart
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.spec.report import TimeSpent
+from rolecall.spec.report import ProgressLine, TimeSpent
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
 
@@ -199,7 +199,10 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make, tmp_path: Path) -> Non
     assert loop.trained.exported == 8
     progress = Workdir.of(tmp_path, "job", 1, 0).progress
     assert "early stopping after epoch 4: 2 epochs without a better score" in progress.read_text()
-    assert "training ended at step 16; evaluating and exporting the model" in progress.read_text()
+    lines = [ProgressLine.model_validate_json(line) for line in progress.read_text().splitlines()]
+    messages = [line.message for line in lines]
+    end = messages.index("training ended at step 16; evaluating and exporting the model")
+    assert (lines[end - 1].step, lines[end - 1].seconds_left) == (16, 0.0), "not the time of the epochs that it skips"
     adder(epochs=4, losses=[3.0, 1.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2)).run()
     assert progress.read_text().count("early stopping") == 1, "all its epochs were run"
 

@@ -17,6 +17,7 @@ from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
+from rolecall.spec.visible import one_line
 
 _RESULT = "result."
 _CHARS = 60
@@ -62,7 +63,7 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     out.print()
     rows = [
         (
-            escape(f"{name} {ARROWS[better]}" if (better := direction(declared, name)) else name),
+            escape(f"{one_line(name)} {ARROWS[better]}" if (better := direction(declared, name)) else one_line(name)),
             *(number(one[name]) if name in one else "-" for one in scores),
         )
         for name in names
@@ -85,5 +86,5 @@ def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDoc
         yield ("state", *(state(job) for job in found))
     names: list[str | None] = [job.name for job in found]
     for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
-        cells = ("-" if value is None else escape(cut(value, _CHARS)) for value in values)
-        yield (escape(name.removeprefix("params.")), *cells)
+        cells = ("-" if value is None else escape(one_line(cut(value, _CHARS))) for value in values)
+        yield (escape(one_line(name.removeprefix("params."))), *cells)

@@ -95,7 +95,7 @@ def curve_rows(
 
 
 def _figures(name: str, worker: str, values: Sequence[float], step: float) -> tuple[str, ...]:
-    return escape(name), worker, f"{step:g}", number(values[-1]), number(min(values)), number(max(values))
+    return escape(one_line(name)), worker, f"{step:g}", number(values[-1]), number(min(values)), number(max(values))
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

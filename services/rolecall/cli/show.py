@@ -28,6 +28,7 @@ from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
 from rolecall.spec.numbers import number
+from rolecall.spec.visible import one_line
 
 _EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
 Follow = Annotated[
@@ -85,16 +86,21 @@ def _print_facts(job: JobDocument) -> None:
         "waits": escape(job.waiting_for or ""),
         "submitted": f"{age(job.created_at)} ago",
         "progress": progress(job.progress, is_live=job.state.holds_slots),
-        "scores": escape(" ".join(f"{name}={number(value)}" for name, value in job.progress.metrics.items())),
+        "scores": _named(job.progress.metrics),
         "goodput": escape(goodput(job)),
         "steps": step_times(job.progress),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start
         else "",
-        "result": escape(" ".join(f"{name}={number(value)}" for name, value in (job.result or {}).items())),
+        "result": _named(job.result or {}),
     }
     print_values([(f"[bold]{name}[/]", fact) for name, fact in facts.items() if fact], name_width=_NAME_CHARS)
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    """Such as `test_auc=0.9214 test_loss=0.2787`. A job's code can report any names."""
+    return escape(" ".join(f"{one_line(name)}={number(value)}" for name, value in values.items()))
 
 
 def _print_params(params: Mapping[str, Any]) -> None:

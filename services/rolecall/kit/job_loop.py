@@ -121,7 +121,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         The job's events announce it, and its whole time is reported apart from other times.
         """
         if self.context.role_rank == 0:
-            self.context.report.event(f"training ended at step {self.step}; {work}")
+            self.context.report.finishing(self.step, work)
         self._trained = self.context.timeline.seconds()
         yield
         self.context.report.finished(self.step, self.spent())

@@ -99,6 +99,13 @@ class Reporter:
         """Report the metrics of an evaluation, such as `validation_auc`, and of the epoch that it ends."""
         self.write("step", step=step, epoch=epoch, metrics=dict(metrics))
 
+    def finishing(self, step: int, work: str) -> None:
+        """Report that `step` was the last one, and the work that follows, such as `exporting the model`."""
+        self._write_step()
+        if self._first_step_reported:
+            self._write(kind="step", step=step, seconds_left=0.0)  # Training may end before the last planned step.
+        self.event(f"training ended at step {step}; {work}")
+
     def finished(self, step: int, spent: TimeSpent) -> None:
         """Report the use of the time until the end of the work after the last step.
 
