@@ -86,5 +86,5 @@ def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDoc
         yield ("state", *(state(job) for job in found))
     names: list[str | None] = [job.name for job in found]
     for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
-        cells = ("-" if value is None else escape(one_line(cut(value, _CHARS))) for value in values)
+        cells = ("-" if value is None else escape(cut(one_line(value), _CHARS)) for value in values)
         yield (escape(one_line(name.removeprefix("params."))), *cells)

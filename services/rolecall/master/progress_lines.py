@@ -109,7 +109,7 @@ def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
     A line that is not newer can have values that no newer one had: the scores of one worker's evaluation often arrive
     after the next steps of another worker.
     """
-    source: Source = (latest.progress.step if line.step is None else line.step, -key.rank)
+    source = _source(latest, key, line)
     if is_newer(latest, key, line):
         rank, names, progress = key.rank, set(line.metrics), advance(latest.progress, line)
     elif names := {name for name in line.metrics if source > latest.sources.get(name, _NOTHING)}:
@@ -125,8 +125,12 @@ def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
 
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
     """Return whether a line is newer: a later step, or the same step of a lower rank."""
-    step = before.progress.step if line.step is None else line.step
-    return key.attempt == before.attempt and (step, -key.rank) >= (before.progress.step, -before.rank)
+    return key.attempt == before.attempt and _source(before, key, line) >= (before.progress.step, -before.rank)
+
+
+def _source(before: Latest, key: StreamKey, line: ProgressLine) -> Source:
+    """The source of a line; without a step of its own, it belongs to the newest one."""
+    return (before.progress.step if line.step is None else line.step, -key.rank)
 
 
 def advance(progress: Progress, line: ProgressLine) -> Progress:

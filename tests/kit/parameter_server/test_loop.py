@@ -221,3 +221,4 @@ def test_overlapping_updates_need_no_distributed_autograd(
     monkeypatch.setattr("torch.distributed.autograd.context", lambda: pytest.fail("a context begins"))
     loop.train_step(BATCH)
     loop.settle()
+    assert loop.happened[-1] == "applied"

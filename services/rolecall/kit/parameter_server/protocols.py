@@ -23,7 +23,7 @@ class UpdateProtocol(Protocol):
     """Applies the gradients of a step."""
 
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
-        """Update the weights. The next forward pass may start when the returned futures are complete.
+        """Update the weights. Rows may be looked up again when the returned futures are complete.
 
         The gradients are those of a distributed autograd context. With None, they are those of pulled rows and, for
         local weights, in `grad`.
