@@ -79,7 +79,8 @@ GLOSSARY = {
     r"learnt|misspelt|\w*(neighbour|behaviour|colour|favour)\w*|labelled|licences?": "the American spelling",
     r"\w+(alis|onis|aris|imis)(e|ed|es|ing|ation)": "the American spelling, -ize",
 }
-OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for pattern, term in GLOSSARY.items()}
+# One pass over all texts takes an eighth of the time of a pass for each pattern.
+OUT = re.compile(rf"(?<![\w-])(?:{'|'.join(GLOSSARY)})(?![\w-])", re.IGNORECASE)
 
 NAMES = {
     "anew": "again",
@@ -214,12 +215,18 @@ def _texts() -> tuple[tuple[str, str], ...]:
 def test_what_people_read_has_no_word_that_is_out() -> None:
     """In one test, because each process that runs a part of it would read all texts."""
     found = [
-        f"{name}: …{' '.join(text[max(0, hit.start() - 40) : hit.end() + 30].split())}…; say: {instead}"
-        for pattern, instead in OUT.items()
+        f"{name}: …{' '.join(text[max(0, hit.start() - 40) : hit.end() + 30].split())}…; say: {_instead(hit[0])}"
         for name, text in _texts()
-        for hit in pattern.finditer(text)
+        for hit in OUT.finditer(text)
     ]
     assert found == []
+
+
+def _instead(hit: str) -> str:
+    """The replacement of the term that a text contains. Patterns that look ahead need the text after it."""
+    return next(
+        (term for pattern, term in GLOSSARY.items() if re.fullmatch(pattern, hit, re.IGNORECASE)), "see GLOSSARY"
+    )
 
 
 def test_the_texts_are_found() -> None:
