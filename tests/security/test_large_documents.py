@@ -69,6 +69,19 @@ async def test_a_page_has_nothing_of_large_jobs_and_the_command_line_asks_for_th
             assert listed == made[::-1][:many]
 
 
+async def test_a_comparison_shows_the_beginnings_of_large_values(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        made = [(await client.submit())["id"] for _ in range(2)]
+        async with client.master.database.write() as connection:
+            for number, job in enumerate(made):
+                large = update(job_table).where(job_table.c.id == job).values(params={"text": f"{number}" * 1_500_000})
+                await connection.execute(large)
+        page = (await client.user("GET", f"/ui/compare?job={made[0]}&job={made[1]}")).text
+        assert "0" * 100 in page
+        assert "1" * 100 in page
+        assert len(page) < 50_000
+
+
 async def test_a_page_ends_before_newer_progress_makes_it_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

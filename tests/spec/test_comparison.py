@@ -51,6 +51,17 @@ def test_nested_values_have_paths() -> None:
     assert list(leaves(given)) == found
 
 
+def test_a_key_with_a_dot_is_no_path() -> None:
+    first, second = job("a", x={"y.z": 1, "": 0}), job("a", x={"y": {"z": 1}, "": 1})
+    assert [(row.name, row.values) for row in differences([first, second], SCHEMAS)] == [
+        ('params.x."y.z"', ["1", None]),
+        ('params.x.""', ["0", "1"]),
+        ("params.x.y.z", [None, "1"]),
+    ]
+    set_by_user = differences([job("a", own={"y.z": 1}), job("b", other=0)], SCHEMAS)
+    assert [row.name for row in set_by_user] == ["workload", 'params.own."y.z"']
+
+
 def test_long_paths_are_not_repeated_for_each_value() -> None:
     """A small job could otherwise fill the master's memory with the names of its parameters."""
     deep: dict[str, object] = {str(number): 0 for number in range(10_000)}

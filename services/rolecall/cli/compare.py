@@ -11,17 +11,17 @@ from rolecall.cli.completion import job_ids
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import ARROWS, cut, out, print_json, print_table, state
+from rolecall.cli.output import ARROWS, out, print_json, print_table, state
 from rolecall.cli.variants import direction, metrics
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
-from rolecall.spec.visible import one_line
+from rolecall.spec.visible import cut, one_line
 
 _RESULT = "result."
 _CHARS = 60
-"""Values can be long lists. They are whole with `--json`."""
+"""Names and values can be long. They are whole with `--json`."""
 JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),
@@ -87,4 +87,4 @@ def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDoc
     names: list[str | None] = [job.name for job in found]
     for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
         cells = ("-" if value is None else escape(cut(one_line(value), _CHARS)) for value in values)
-        yield (escape(one_line(name.removeprefix("params."))), *cells)
+        yield (escape(cut(one_line(name.removeprefix("params.")), _CHARS)), *cells)

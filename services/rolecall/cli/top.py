@@ -15,12 +15,13 @@ from rolecall.cli.exits import Exit
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state
+from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.client import Client
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import cut
 
 _OPEN = [one.value for one in JobState if not one.ended]
 _MAX_JOBS = 200

@@ -1,11 +1,12 @@
 """Differences of jobs, for the page and for the command. Pure."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
@@ -15,6 +16,7 @@ OTHER_WORKLOADS = (
 )
 _PARAMS = "params."
 _LONG_PATH = 200
+_PLAIN_KEY = re.compile(r'[^."]+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,12 @@ def _is_in(name: str, chosen: Container[str]) -> bool:
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """The values in nested objects, with their paths: text as it is, other values as JSON.
 
+    In a path, a key that is empty or has a dot is in quotes, so that each path names one value.
     An object whose path is long is one value, because the path of a value starts with those of all objects around it.
     """
     if isinstance(value, Mapping) and value and len(name) <= _LONG_PATH:
-        for key, one in value.items():  # pyright: ignore[reportUnknownVariableType] - JSON
-            yield from leaves(one, f"{name}.{key}" if name else str(key))  # pyright: ignore[reportUnknownArgumentType]
+        for key, one in cast("Mapping[str, Any]", value).items():
+            part = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+            yield from leaves(one, f"{name}.{part}" if name else part)
     else:
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

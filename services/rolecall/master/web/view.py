@@ -3,7 +3,7 @@ differences of jobs, declared metrics. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from rolecall.spec.api import MetricDocument, WorkloadDocument
@@ -14,6 +14,9 @@ from rolecall.spec.node import NodeDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import cut
+
+_COMPARED_CHARS = 200
 
 
 @dataclass(slots=True)
@@ -63,10 +66,14 @@ def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]
 
 
 def readable(row: Row) -> Row:
-    """A row of a comparison with the numbers of results as the pages show them; parameters keep all their digits."""
-    if not row.name.startswith("result."):
-        return row
-    return replace(row, values=[value and number(_parsed(value)) for value in row.values])
+    """A row of a comparison with the beginnings of long texts, and the numbers of results as the pages show them.
+
+    Parameters keep all their digits.
+    """
+    values = [value and cut(value, _COMPARED_CHARS) for value in row.values]
+    if row.name.startswith("result."):
+        values = [value and number(_parsed(value)) for value in values]
+    return Row(cut(row.name, _COMPARED_CHARS), values)
 
 
 def _parsed(value: str) -> object:
