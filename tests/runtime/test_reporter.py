@@ -87,6 +87,11 @@ def test_metrics_may_be_tensors(tmp_path: Path, report: Reporter) -> None:
     assert lines(tmp_path / "progress")[0].metrics == {"loss": 1.0, "rate": 0.5, "part": 0.25}
 
 
+def test_a_step_without_samples_of_this_worker_has_no_loss(tmp_path: Path, report: Reporter) -> None:
+    report(1, loss=None, metrics={"rate": 0.5})
+    assert [(line.step, line.metrics) for line in lines(tmp_path / "progress")] == [(1, {"rate": 0.5})]
+
+
 def test_the_last_step_is_reported_before_the_end(tmp_path: Path) -> None:
     with closing(Reporter(tmp_path / "progress")) as report:
         report(1, loss=1.0)

@@ -73,8 +73,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         """This rank's share of the epoch's global batches, without the first `done`."""
 
     @abstractmethod
-    def train_step(self, batch: Batch) -> torch.Tensor | float:
-        """One optimizer step of all ranks. Returns the mean loss on this rank, detached."""
+    def train_step(self, batch: Batch) -> torch.Tensor | float | None:
+        """One optimizer step of all ranks. Returns the mean loss on this rank, detached; None without samples."""
 
     @abstractmethod
     def samples(self, batch: Batch) -> int:
@@ -195,7 +195,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _run_step(self, batch: Batch) -> None:
         samples = self.samples(batch)
-        loss = self._last_loss = self.train_step(batch)
+        if (loss := self.train_step(batch)) is not None:
+            self._last_loss = loss
         self.context.report(
             self.position.step + 1,
             loss=loss,

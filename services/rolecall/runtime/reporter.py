@@ -22,7 +22,7 @@ _ALWAYS = frozenset({"rendezvous", "joined", "first_step", "result"})
 @dataclass(frozen=True, slots=True)
 class _Step:
     step: int
-    loss: float | torch.Tensor
+    loss: float | torch.Tensor | None
     steps: int | None
     epoch: int | None
     metrics: dict[str, float | torch.Tensor]
@@ -49,7 +49,7 @@ class Reporter:
         self,
         step: int,
         *,
-        loss: float | torch.Tensor,
+        loss: float | torch.Tensor | None,
         samples: int = 0,
         steps: int | None = None,
         epoch: int | None = None,
@@ -58,12 +58,13 @@ class Reporter:
     ) -> None:
         """Report the end of `step` (counted from 1), with its mean loss, the gang's samples in it, and other metrics.
 
-        Raises `NonFiniteLoss` if the loss is NaN or infinite. A loss on a GPU is checked and metrics are read only when
-        a line is due, because reading a tensor waits for its device; `spent` is called then, too.
+        `loss` is None if this worker had none of the step's samples. Raises `NonFiniteLoss` if it is NaN or infinite. A
+        loss on a GPU is checked and metrics are read only when a line is due, because reading a tensor waits for its
+        device; `spent` is called then, too.
         """
         now = self._clock()
         self._rate.add(now, samples)
-        if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
+        if loss is not None and not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
             _require_finite(loss, step)
         self._unwritten = _Step(step, loss, steps, epoch, dict(metrics or {}), spent)
@@ -75,8 +76,10 @@ class Reporter:
         if (last := self._unwritten) is None:
             return
         self._unwritten = None
-        loss = float(last.loss)
-        _require_finite(loss, last.step)
+        metrics = {name: float(value) for name, value in last.metrics.items()}
+        if last.loss is not None:
+            metrics = {"loss": float(last.loss)} | metrics
+            _require_finite(float(last.loss), last.step)
         now = self._clock()
         kind = "step" if self._first_step_reported else "first_step"
         self._first_step_reported = True
@@ -87,7 +90,7 @@ class Reporter:
             epoch=last.epoch,
             samples_per_s=self._rate.samples_per_s(now),
             seconds_left=self._rate.seconds_left(now, last.steps - last.step) if last.steps is not None else None,
-            metrics={"loss": loss, **{name: float(value) for name, value in last.metrics.items()}},
+            metrics=metrics,
             spent=last.spent() if last.spent else None,
         )
 

@@ -70,8 +70,8 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         self.shards.wait()
         return super().run()
 
-    def train_step(self, batch: Batch) -> Tensor:
-        """One optimizer step of all trainers. Returns this trainer's mean loss, 0 without samples.
+    def train_step(self, batch: Batch) -> Tensor | None:
+        """One optimizer step of all trainers. Returns this trainer's mean loss, None without samples.
 
         DDP and the servers average gradients over the trainers. Each trainer therefore scales the sum of its losses by
         (trainers / samples of the global batch), so that the mean gradient is the global batch's for unequal shares,
@@ -101,7 +101,7 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
                 self.prepare_next()  # The servers compute, and this process would wait.
             if not self._uses_stale_rows:
                 self.settle()
-        return losses.detach().mean() if len(losses) else losses.detach().sum()
+        return losses.detach().mean() if len(losses) else None
 
     def settle(self) -> None:
         """Wait until the servers have applied the gradients of all steps."""

@@ -55,7 +55,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def samples(self, batch: Segment) -> int:
         return batch.global_tokens
 
-    def train_step(self, batch: Segment) -> Tensor:
+    def train_step(self, batch: Segment) -> Tensor | None:
         """As of every `ShardedTrainingLoop`; the built-in form needs no distributed autograd."""
         if self._updates is None:
             return super().train_step(batch)
