@@ -218,4 +218,6 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, validation_loss 4.195 ↓, 4s left"
+    assert progress(newest, declared, is_brief=True) == "step 9/90, validation_loss 4.195 ↓, 4s left"
+    newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4)
+    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, 4s left"

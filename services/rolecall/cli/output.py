@@ -202,13 +202,14 @@ def progress(
     """The newest figures on one line; empty if there are none.
 
     These include the main scores among the declared metrics. Speed and remaining time are left out without `is_live`,
-    for a job without a running gang. With `is_brief`, for a list in a terminal, there are fewer figures.
+    for a job without a running gang. With `is_brief`, for a list in a terminal, there are fewer figures, and a score
+    replaces the loss.
     """
     scores = _scores(progress, declared, is_brief=is_brief)
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None and not is_brief else "",
-        f"loss {number(progress.loss)}" if progress.loss is not None else "",
+        f"loss {number(progress.loss)}" if progress.loss is not None and not (is_brief and scores) else "",
         *(scores if is_brief else ()),
         f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else "",
         f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live and not is_brief else "",
