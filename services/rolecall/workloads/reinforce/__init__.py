@@ -10,7 +10,7 @@ gradients of `backward`. `learner`: the policy and its optimizer. `training`: th
 archive and a movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
-from rolecall.kit.declarations import LOSS, RESULT
+from rolecall.kit.declarations import RESULT
 from rolecall.spec.metric import Metric, Split
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
@@ -31,9 +31,10 @@ WORKLOAD = Workload(
         Role.OBSERVER: RoleCount(default=2, least=1, most=256),
     },
     metrics=(
-        LOSS,
-        Metric("policy_loss", "Mean loss of the policy.", direction="lower"),
-        Metric("value_loss", "Mean loss of the value function.", direction="lower"),
+        # They have no direction, because they depend on rollouts that change with the policy.
+        Metric("loss", "Mean loss of an update."),
+        Metric("policy_loss", "Mean loss of the policy."),
+        Metric("value_loss", "Mean loss of the value function."),
         Metric("entropy", "Mean entropy of the policy.", "nats"),
         Metric("kl", "Estimated divergence of the policy from the one that collected the rollouts.", "nats"),
         Metric("env_steps", "Environment steps trained on.", "steps"),
