@@ -82,6 +82,20 @@ def exchange(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+def test_a_group_through_the_host_has_its_own_form_of_each_operation() -> None:
+    """A method of a later torch that is missing would hold the interpreter's lock while it waits for Gloo."""
+    operations = {
+        name
+        for name, method in vars(dist.ProcessGroup).items()
+        if "Work" in (method.__doc__ or "").partition("->")[2].partition("\n")[0]
+    }
+    assert {"allreduce", "send", "recv_anysource"} <= operations
+    assert operations - vars(HostGroup).keys() <= {
+        "_end_coalescing",  # Gloo coalesces nothing.
+        "reconfigure",  # Gangs have a fixed size.
+    }
+
+
 @pytest.mark.slow
 def test_a_group_through_the_host_sends_copies_and_reduces_as_any_other(tmp_path: Path) -> None:
     """On CPU tensors, which take the same path as those on GPUs."""
