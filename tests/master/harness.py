@@ -196,7 +196,7 @@ async def serving(
     overrides dependencies needs `own_routes`.
     """
     with listen("127.0.0.1", 0) as listener:
-        server = MasterServer(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
+        server = _Server(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
         if not own_routes:
             _share_routes(server)
         if catalogue is None:
@@ -212,6 +212,14 @@ async def serving(
             finally:
                 server.should_exit = True
                 await task
+
+
+class _Server(MasterServer):
+    """A server that notices its end sooner; uvicorn's takes a quarter of the time of a master without calls."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.01)
 
 
 class _Statements(dict[Any, Any]):
