@@ -98,8 +98,8 @@ def picture(
 def drawn_metrics(
     rows: Sequence[dict[str, Any]], names: Sequence[str], declared: Sequence[MetricDocument]
 ) -> list[str]:
-    """The reported metrics to draw: those of `names`, or by default the loss, then what should rise, then what should
-    fall. Without declarations of a direction, the first ones that are reported.
+    """The reported metrics to draw: those of `names`, or by default those with a direction: the loss, then what should
+    rise, then what should fall. Without declarations of a direction, the first ones that are reported.
     """
     known = metric_names(rows)
     if names:

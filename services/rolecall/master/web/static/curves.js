@@ -65,8 +65,8 @@ function metricsOf(seriesList, declared) {
   return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
-// The values that are drawn by default: like `rolecall watch`, the loss, then what should rise, then what should fall;
-// but the throughput takes the last place. Without declarations of a direction, the first ones that are reported.
+// The values that are drawn by default: like `rolecall watch`, those with a direction, the loss first, then what should
+// rise; but the throughput takes the last place. Without declarations of a direction, the first ones that are reported.
 function mainMetrics(names, declared) {
   const rank = ({ name, direction }) => (name === "loss" ? 0 : direction === "higher" ? 1 : 2);
   const directed = declared.filter((one) => one.direction && names.includes(one.name)).sort((a, b) => rank(a) - rank(b));
