@@ -21,7 +21,6 @@ from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
-from rolecall.spec.errors import Conflict
 from rolecall.spec.state import JobState
 
 FORGET_NODE_S = 3600.0
@@ -43,7 +42,7 @@ class Reconciler:
     garbage: Signal
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
+        self.pulse = Pulse("reconciling", self.clock.monotonic)
         self._woken = Signal()
         self._errors = ErrorLog()
         self._check_all_at = 0.0
@@ -56,17 +55,8 @@ class Reconciler:
         """Run passes until cancelled. A failure is logged once; the next pass starts from the same state."""
         while True:
             ticket = self._woken.ticket()
-            self.pulse.begin()
-            try:
+            with self.pulse.next_pass():
                 await self.reconcile()
-                self._errors.recovered("reconciling")
-                self.pulse.succeeded()
-            except Conflict as conflict:
-                # A call committed first, and has requested the next pass.
-                _LOG.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
-            except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                self._errors.failed("reconciling", error)
-                self.pulse.failed(error)
             await wait(ticket, TICK_S)
 
     async def reconcile(self) -> None:
