@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, problem_of_token, refusal
+from rolecall.master.api.auth import Admission, admission, is_same_origin, problem_of_token, refusal
 from rolecall.master.api.error_handlers import is_route, problem_response
 from rolecall.master.api.unauthenticated import UnauthenticatedTurns, received
 from rolecall.master.program import master_of
@@ -49,7 +49,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_open(scope["path"]):
-            if scope["path"].startswith(_OPEN_FOLDER) and admission_of(scope).status is TokenStatus.ACCEPTED:
+            if scope["path"].startswith(_OPEN_FOLDER) and admission_of(scope).is_granted:
                 await self._app(scope, receive, send)
             elif replayed := await received(receive):
                 turns = self._probes if scope["path"] == _HEALTH else self._unauthenticated
@@ -57,7 +57,7 @@ class Gate:
             return
         if scope["type"] == "http":
             found = admission_of(scope)
-            if found.status is not TokenStatus.ACCEPTED:
+            if not found.is_granted:
                 await self._unauthenticated.serve(partial(_refuse, found), scope, receive, send)
                 return
             if found.by_session and scope["method"] not in _SAFE and not is_same_origin(Headers(scope=scope)):
@@ -82,19 +82,15 @@ class FollowerLimit:
         self._following: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _follows(scope):
+        caller = admission_of(scope).caller if scope["type"] == "http" and _follows(scope) else None
+        if caller is None:  # The call follows nothing, or the route answers 401, because no job is accessible.
             await self._app(scope, receive, send)
-            return
-        caller = admission_of(scope).caller
-        if caller is None:
-            await self._app(scope, receive, send)  # The route answers 401, because no job is accessible.
             return
         # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
             detail = f"this token already follows {FOLLOWERS} logs and events; end some, or read them without `follow`"
-            refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})
-            await refusal(scope, receive, send)
+            await problem_response(429, detail, Request(scope))(scope, receive, send)
             return
         self._following[token] += 1
         try:
