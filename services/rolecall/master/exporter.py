@@ -18,6 +18,7 @@ from rolecall.master.store import events, exports, jobs
 from rolecall.master.store.database import Database
 from rolecall.retry import delay_s
 from rolecall.spec.errors import NotFound
+from rolecall.spec.state import JobState
 
 KEPT = timedelta(hours=1)
 """The time after a job's end during which it is exported. Later, it is dropped."""
@@ -25,6 +26,7 @@ _MAX_PAUSE_S = 60.0
 _AT_ONCE = 100
 _MOST_FAILURES = 3
 """After this many failures in a row, the target probably fails for all jobs."""
+_RUNNING = (JobState.RUNNING, JobState.STOPPING)
 _LOG = logging.getLogger(__name__)
 
 
@@ -134,7 +136,7 @@ class Exporter:
         later = {job for job, failure in self._failing.items() if failure.retry_at > now}
         async with self.database.read() as connection:
             ended = await exports.due(connection, self.target.kind, since, _AT_ONCE, without=later)
-            running = await exports.running(connection) if self.target.is_live else []
+            running = await jobs.in_states(connection, _RUNNING) if self.target.is_live else []
             gone = (self._failing.keys() | self._running) - later - {*running, *ended}
             found = {job: await jobs.find(connection, job) for job in gone}
         over = {job for job, record in found.items() if record is None or record.state.ended}
