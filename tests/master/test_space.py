@@ -13,7 +13,7 @@ import pytest
 
 from rolecall.master import segments
 from rolecall.master.clock import Clock
-from rolecall.master.space import NoRoom, Reserve, above_floor, bytes_below, within_reserve
+from rolecall.master.space import REPORTS_FLOOR, NoRoom, Reserve, bytes_below, within_reserve
 from rolecall.master.streams import StreamKey, Streams
 
 LOG = StreamKey("toy-1", 1, 0, "log")
@@ -73,9 +73,9 @@ async def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, mo
     reserve = Reserve(tmp_path, 4 * (free - 100), time.monotonic)
     with pytest.raises(NoRoom):
         await anext(within_reserve(chunks(1, 1), reserve))
-    await anext(above_floor(chunks(1, 60), reserve))
+    await anext(within_reserve(chunks(1, 60), reserve, share=REPORTS_FLOOR))
     with pytest.raises(NoRoom):
-        await anext(above_floor(chunks(1, 60), reserve))
+        await anext(within_reserve(chunks(1, 60), reserve, share=REPORTS_FLOOR))
 
 
 def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) -> None:

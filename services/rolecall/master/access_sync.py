@@ -9,7 +9,7 @@ from sqlalchemy.exc import DataError
 from rolecall.master.access import Access, Known, Principal
 from rolecall.master.clock import Clock
 from rolecall.master.refusals import Refusals
-from rolecall.master.storage_errors import ErrorLog, Pulse
+from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import audit, tokens
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import SecretRecord, TokenRecord
@@ -28,25 +28,18 @@ class AccessSync:
         """Calls without a valid token."""
         self.refused = Refusals(clock)
         """Calls with a valid token that were answered with an error."""
-        self.pulse = Pulse(clock.monotonic)
+        self.pulse = Pulse("reading tokens", clock.monotonic)
         self._database = database
         self._access = access
         self._stored: dict[str, datetime | None] = {}
         self._reading = asyncio.Lock()
-        self._errors = ErrorLog()
 
     async def run(self) -> None:
         """Synchronize until cancelled. While the database is unavailable, the known tokens stay valid."""
         while True:
-            self.pulse.begin()
-            try:
+            with self.pulse.next_pass():
                 await self.refresh()
                 await self.write()
-                self._errors.recovered("reading tokens")
-                self.pulse.succeeded()
-            except Exception as error:  # noqa: BLE001 - a loop's tick: the next one tries again
-                self._errors.failed("reading tokens", error)
-                self.pulse.failed(error)
             await asyncio.sleep(SYNC_EVERY_S)
 
     async def refresh(self) -> None:

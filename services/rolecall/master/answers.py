@@ -42,32 +42,21 @@ class _Kept:
     until: float
 
 
-class Answers:
-    """The signals of the nodes, and the last heartbeat and answer of each."""
+class Answers(Signals):
+    """A signal for each node that its desired workers may have changed, and its last heartbeat and answer."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
         self._now = now
-        self._signals = Signals()
         self._recorded: dict[str, _Recorded] = {}
         self._kept: dict[str, _Kept] = {}
 
-    @property
-    def closed(self) -> bool:
-        return self._signals.closed
-
-    def ticket(self, node: str) -> asyncio.Event:
-        """An event that is set when the desired workers of `node` may have changed."""
-        return self._signals.ticket(node)
-
-    def notify(self, *nodes: str) -> None:
+    def notify(self, *keys: str) -> None:
         """Signal that the desired workers of these nodes may have changed."""
-        for node in nodes:
+        for node in keys:
             self._recorded.pop(node, None)
             self._kept.pop(node, None)
-        self._signals.notify(*nodes)
-
-    def close(self) -> None:
-        self._signals.close()
+        super().notify(*keys)
 
     def is_recorded(self, node: str, beat: Heartbeat) -> bool:
         """Return whether the content of `beat` is stored, and nothing has changed for the node since."""

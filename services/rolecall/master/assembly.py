@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
 
 from rolecall.master.access import Access, built_in
 from rolecall.master.access_sync import AccessSync
@@ -127,8 +126,16 @@ async def open_master(
         await database.migrate()
         term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
-        parts = _Parts.of(settings, catalogue, database, blobs, clock, instruments)
-        master = _assemble(parts, term, signing_key)
+        master = _assemble(
+            settings=settings,
+            catalogue=catalogue,
+            database=database,
+            blobs=blobs,
+            clock=clock,
+            instruments=instruments,
+            signing_key=signing_key,
+            term=term,
+        )
         await master.sync.refresh()
         with closing(master.log_threads), closing(master.chart_threads):
             yield master
@@ -137,176 +144,117 @@ async def open_master(
         await database.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The loops, and the parts that they share."""
-
-    clock: Clock
-    settings: MasterSettings
-    catalogue: Catalogue
-    database: Database
-    blobs: Blobs
-    instruments: Instruments
-    access: Access
-    presence: Presence
-    lag: Lag
-    streams: Streams
-    progress: ProgressBook
-    answers: Answers
-    news: Signals
-    view: View
-    waking: Waking
-    garbage: Signal
-
-    @classmethod
-    def of(  # noqa: PLR0917 - in the order of the fields
-        cls,
-        settings: MasterSettings,
-        catalogue: Catalogue,
-        database: Database,
-        blobs: Blobs,
-        clock: Clock,
-        instruments: Instruments,
-    ) -> Self:
-        answers, news = Answers(clock.monotonic), Signals()
-        lag = Lag(longest_silence_s(settings.node_timeout_s))  # Of the event loop, whose clock is not `clock`.
-        streams = Streams(settings.data / "streams", settings.log_bytes, clock)
-        view = View(database, catalogue, clock.monotonic)
-        return cls(
-            clock=clock,
-            settings=settings,
-            catalogue=catalogue,
-            database=database,
-            blobs=blobs,
-            instruments=instruments,
-            access=_access(settings, clock),
-            presence=Presence(settings.node_timeout_s, clock.monotonic, lag.recent_s),
-            lag=lag,
-            streams=streams,
-            progress=ProgressBook(streams),
-            answers=answers,
-            news=news,
-            view=view,
-            waking=Waking(view, answers, news),
-            garbage=Signal(),
-        )
-
-    def reconciler(self) -> Reconciler:
-        return Reconciler(
-            clock=self.clock,
-            database=self.database,
-            catalogue=self.catalogue,
-            presence=self.presence,
-            progress=self.progress,
-            view=self.view,
-            waking=self.waking,
-            garbage=self.garbage,
-        )
-
-    def placer(self) -> Placer:
-        return Placer(
-            clock=self.clock,
-            database=self.database,
-            access=self.access,
-            catalogue=self.catalogue,
-            presence=self.presence,
-            view=self.view,
-            waking=self.waking,
-            instruments=self.instruments,
-            backfill_window=timedelta(seconds=self.settings.backfill_window_s),
-        )
-
-    def cleaner(self) -> Cleaner:
-        return Cleaner(
-            database=self.database,
-            blobs=self.blobs,
-            streams=self.streams,
-            policy=RetentionPolicy.of(self.settings),
-            garbage=self.garbage,
-            clock=self.clock,
-        )
-
-    def verifier(self) -> Verifier:
-        return Verifier(
-            database=self.database,
-            blobs=self.blobs,
-            garbage=self.garbage,
-            settled=self.waking.jobs,
-            clock=self.clock,
-        )
-
-    def notifier(self, signing_key: str) -> Notifier:
-        return Notifier(
-            database=self.database,
-            signing_key=signing_key,
-            hosts=self.settings.webhook_hosts,
-            networks=tuple(map(str, self.settings.webhook_networks)),
-            clock=self.clock,
-        )
-
-    def exporters(self) -> dict[str, Exporter]:
-        settings = self.settings
-        found: dict[str, Exporter] = {}
-        if settings.otlp_endpoint is not None:
-            found["traces"] = self._exporter(TraceCollector(settings.otlp_endpoint, self.database), pause_s=2.0)
-        if settings.mlflow_uri is not None:
-            uri = settings.mlflow_uri.get_secret_value()
-            found["mlflow"] = self._tracking(mlflow_server(uri, settings.mlflow_experiment))
-        if settings.tensorboard_dir is not None:
-            found["tensorboard"] = self._tracking(tensorboard_folder(settings.tensorboard_dir))
-        return found
-
-    def _tracking(self, place: TrackerPlace) -> Exporter:
-        target = TrackerTarget(place, database=self.database, streams=self.streams, clock=self.clock)
-        return self._exporter(target, pause_s=5.0)
-
-    def _exporter(self, target: Target, *, pause_s: float) -> Exporter:
-        return Exporter(
-            target=target, pause_s=pause_s, database=self.database, instruments=self.instruments, clock=self.clock
-        )
-
-
-def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
-    settings, clock = parts.settings, parts.clock
-    reconciler, placer = parts.reconciler(), parts.placer()
-    parts.waking.connect(reconciler.wake, placer.wake)
+def _assemble(
+    *,
+    settings: MasterSettings,
+    catalogue: Catalogue,
+    database: Database,
+    blobs: Blobs,
+    clock: Clock,
+    instruments: Instruments,
+    signing_key: str,
+    term: int,
+) -> Master:
+    access = _access(settings, clock)
+    lag = Lag(longest_silence_s(settings.node_timeout_s))  # Of the event loop, whose clock is not `clock`.
+    presence = Presence(settings.node_timeout_s, clock.monotonic, lag.recent_s)
+    streams = Streams(settings.data / "streams", settings.log_bytes, clock)
+    progress = ProgressBook(streams)
     charts = UserThreads("charts", each=1)
+    answers, news, garbage = Answers(clock.monotonic), Signals(), Signal()
+    view = View(database, catalogue, clock.monotonic)
+    waking = Waking(view, answers, news)
+    reconciler = Reconciler(
+        clock=clock,
+        database=database,
+        catalogue=catalogue,
+        presence=presence,
+        progress=progress,
+        view=view,
+        waking=waking,
+        garbage=garbage,
+    )
+    placer = Placer(
+        clock=clock,
+        database=database,
+        access=access,
+        catalogue=catalogue,
+        presence=presence,
+        view=view,
+        waking=waking,
+        instruments=instruments,
+        backfill_window=timedelta(seconds=settings.backfill_window_s),
+    )
+    waking.connect(reconciler.wake, placer.wake)
     return Master(
         clock=clock,
         settings=settings,
-        catalogue=parts.catalogue,
-        request_checks=RequestChecks(parts.catalogue),
-        database=parts.database,
-        access=parts.access,
-        sync=AccessSync(parts.database, parts.access, clock),
+        catalogue=catalogue,
+        request_checks=RequestChecks(catalogue),
+        database=database,
+        access=access,
+        sync=AccessSync(database, access, clock),
         signing_key=signing_key,
-        sessions=Sessions(parts.access, signing_key, clock.now),
-        presence=parts.presence,
-        lag=parts.lag,
-        streams=parts.streams,
-        blobs=parts.blobs,
-        progress=parts.progress,
-        series=SeriesBook(parts.streams, charts),
+        sessions=Sessions(access, signing_key, clock.now),
+        presence=presence,
+        lag=lag,
+        streams=streams,
+        blobs=blobs,
+        progress=progress,
+        series=SeriesBook(streams, charts),
         log_threads=UserThreads("logs"),
         chart_threads=charts,
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
-        view=parts.view,
+        view=view,
         history=History(),
         reconciler=reconciler,
         placer=placer,
-        cleaner=parts.cleaner(),
-        verifier=parts.verifier(),
-        answers=parts.answers,
-        inspections=Inspections(parts.answers.notify),
-        news=parts.news,
-        waking=parts.waking,
-        notifier=parts.notifier(signing_key),
-        exporters=parts.exporters(),
-        garbage=parts.garbage,
-        instruments=parts.instruments,
+        cleaner=Cleaner(
+            database=database,
+            blobs=blobs,
+            streams=streams,
+            policy=RetentionPolicy.of(settings),
+            garbage=garbage,
+            clock=clock,
+        ),
+        verifier=Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=clock),
+        answers=answers,
+        inspections=Inspections(answers.notify),
+        news=news,
+        waking=waking,
+        notifier=Notifier(
+            database=database,
+            signing_key=signing_key,
+            hosts=settings.webhook_hosts,
+            networks=tuple(map(str, settings.webhook_networks)),
+            clock=clock,
+        ),
+        exporters=_exporters(settings, database, streams, instruments, clock),
+        garbage=garbage,
+        instruments=instruments,
         term=term,
     )
+
+
+def _exporters(
+    settings: MasterSettings, database: Database, streams: Streams, instruments: Instruments, clock: Clock
+) -> dict[str, Exporter]:
+    def exporter(target: Target, *, pause_s: float) -> Exporter:
+        return Exporter(target=target, pause_s=pause_s, database=database, instruments=instruments, clock=clock)
+
+    def tracking(place: TrackerPlace) -> Exporter:
+        return exporter(TrackerTarget(place, database=database, streams=streams, clock=clock), pause_s=5.0)
+
+    found: dict[str, Exporter] = {}
+    if settings.otlp_endpoint is not None:
+        found["traces"] = exporter(TraceCollector(settings.otlp_endpoint, database), pause_s=2.0)
+    if settings.mlflow_uri is not None:
+        uri = settings.mlflow_uri.get_secret_value()
+        found["mlflow"] = tracking(mlflow_server(uri, settings.mlflow_experiment))
+    if settings.tensorboard_dir is not None:
+        found["tensorboard"] = tracking(tensorboard_folder(settings.tensorboard_dir))
+    return found
 
 
 def _access(settings: MasterSettings, clock: Clock) -> Access:

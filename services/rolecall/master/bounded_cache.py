@@ -1,5 +1,6 @@
 """A cache for what depends on users' requests."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -18,7 +19,8 @@ class BoundedCache(dict[K, V]):
             self.clear()
         super().__setitem__(key, value)
 
-    def setdefault(self, key: K, default: V) -> V:  # pyright: ignore[reportIncompatibleMethodOverride] - not optional
+    def computed(self, key: K, compute: Callable[[], V]) -> V:
+        """The value of `key`, which is computed unless it is cached."""
         if key not in self:
-            self[key] = default
+            self[key] = compute()
         return self[key]

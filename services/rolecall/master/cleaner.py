@@ -50,7 +50,7 @@ class Cleaner:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
+        self.pulse = Pulse("cleaning up", self.clock.monotonic)
         self._errors = ErrorLog()
         self._begun = self.clock.now().timestamp()
         self._expire_at = self.clock.monotonic()
@@ -70,17 +70,10 @@ class Cleaner:
         await self._try("deleting what killed uploads left", self._clear_uploads())
         while True:
             ticket = self.garbage.ticket()
-            self.pulse.begin()
-            try:
-                succeeded = await self.clean()
-                self._errors.recovered("cleaning up")
-            except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass starts from the same facts
-                self._errors.failed("cleaning up", error)
-                succeeded = False
-            if succeeded:
-                self.pulse.succeeded()
-            retry_s = _FIRST_RETRY_S if succeeded else min(2 * retry_s, _LAST_RETRY_S)
-            await wait(ticket, _LOOK_EVERY_S if succeeded else retry_s)
+            with self.pulse.next_pass():
+                self.pulse.succeeded = await self.clean()
+            retry_s = _FIRST_RETRY_S if self.pulse.succeeded else min(2 * retry_s, _LAST_RETRY_S)
+            await wait(ticket, _LOOK_EVERY_S if self.pulse.succeeded else retry_s)
 
     async def clean(self) -> bool:
         """Run one pass. Returns whether nothing has to be retried. Raises `LeadershipLost`."""

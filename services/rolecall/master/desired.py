@@ -31,9 +31,29 @@ def desired(
     plans. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
     that it stays the same after a restart of the master.
     """
+
+    def launch(gang: Gang, worker: WorkerRecord) -> WorkerLaunch:
+        plan = gang.attempt.plan
+        first = plan.workers[0].node
+        return WorkerLaunch(
+            job=gang.job.id,
+            owner=gang.job.owner,
+            attempt=gang.attempt.number,
+            workload=gang.job.workload,
+            params=params[gang.job.id],
+            worker=plan.workers[worker.rank],
+            gang=plan,
+            master_addr=plan.addresses.get(first) or addresses.get(first, first),
+            rendezvous_port=gang.attempt.rendezvous_port,
+            resume_from=gang.attempt.resume_from,
+            secret=gang_secret(signing_key, gang.job.id, gang.attempt.number),
+            token=attempt_token(signing_key, gang.job.id, gang.attempt.number),
+            blob_url=blob_url,
+        )
+
     workers = tuple(
         DesiredWorker(
-            launch=_launch(gang, worker, params[gang.job.id], addresses, blob_url, signing_key),
+            launch=launch(gang, worker),
             stop=gang.attempt.stop,
             inspection=(inspections or {}).get((worker.job, worker.attempt, worker.rank)),
         )
@@ -50,30 +70,3 @@ def unaddressed(gangs: Iterable[Gang]) -> set[str]:
     """The nodes of rank 0 whose addresses are missing in their gangs' plans, which release 0.1.0 could store."""
     firsts = {gang.attempt.plan.workers[0].node: gang.attempt.plan.addresses for gang in gangs}
     return {node for node, addresses in firsts.items() if node not in addresses}
-
-
-def _launch(  # noqa: PLR0917 - all that a worker needs
-    gang: Gang,
-    worker: WorkerRecord,
-    params: dict[str, Any],
-    addresses: Mapping[str, str],
-    blob_url: str | None,
-    signing_key: str,
-) -> WorkerLaunch:
-    plan = gang.attempt.plan
-    first = plan.workers[0].node
-    return WorkerLaunch(
-        job=gang.job.id,
-        owner=gang.job.owner,
-        attempt=gang.attempt.number,
-        workload=gang.job.workload,
-        params=params,
-        worker=plan.workers[worker.rank],
-        gang=plan,
-        master_addr=plan.addresses.get(first) or addresses.get(first, first),
-        rendezvous_port=gang.attempt.rendezvous_port,
-        resume_from=gang.attempt.resume_from,
-        secret=gang_secret(signing_key, gang.job.id, gang.attempt.number),
-        token=attempt_token(signing_key, gang.job.id, gang.attempt.number),
-        blob_url=blob_url,
-    )

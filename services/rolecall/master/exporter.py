@@ -13,11 +13,12 @@ from typing import Protocol
 from rolecall.edge.logs import about
 from rolecall.master.clock import Clock
 from rolecall.master.instruments import Instruments
-from rolecall.master.storage_errors import ErrorLog, Pulse, describe
+from rolecall.master.storage_errors import Pulse, describe
 from rolecall.master.store import events, exports, jobs
 from rolecall.master.store.database import Database
 from rolecall.retry import delay_s
 from rolecall.spec.errors import NotFound
+from rolecall.spec.state import JobState
 
 KEPT = timedelta(hours=1)
 """The time after a job's end during which it is exported. Later, it is dropped."""
@@ -25,6 +26,7 @@ _MAX_PAUSE_S = 60.0
 _AT_ONCE = 100
 _MOST_FAILURES = 3
 """After this many failures in a row, the target probably fails for all jobs."""
+_RUNNING = (JobState.RUNNING, JobState.STOPPING)
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,8 +92,7 @@ class Exporter:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
-        self._errors = ErrorLog()
+        self.pulse = Pulse(f"exporting jobs ({self.target.kind})", self.clock.monotonic)
         self._failing: dict[str, _Failure] = {}
         self._running = set[str]()
         """The jobs that ran at the last pass, and those that are to be exported once more since then."""
@@ -101,19 +102,12 @@ class Exporter:
 
     async def run(self) -> None:
         """Run passes until cancelled. While the database fails, the pauses grow."""
-        step, failures = f"exporting jobs ({self.target.kind})", 0
+        failures = 0
         try:
             while True:
-                self.pulse.begin()
-                try:
+                with self.pulse.next_pass():
                     await self.export_due()
-                    self._errors.recovered(step)
-                    self.pulse.succeeded()
-                    failures = 0
-                except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                    self._errors.failed(step, error)
-                    self.pulse.failed(error)
-                    failures += 1
+                failures = 0 if self.pulse.succeeded else failures + 1
                 await asyncio.sleep(delay_s(failures + 1, self.pause_s, _MAX_PAUSE_S))
         finally:
             self.target.close()
@@ -142,7 +136,7 @@ class Exporter:
         later = {job for job, failure in self._failing.items() if failure.retry_at > now}
         async with self.database.read() as connection:
             ended = await exports.due(connection, self.target.kind, since, _AT_ONCE, without=later)
-            running = await exports.running(connection) if self.target.is_live else []
+            running = await jobs.in_states(connection, _RUNNING) if self.target.is_live else []
             gone = (self._failing.keys() | self._running) - later - {*running, *ended}
             found = {job: await jobs.find(connection, job) for job in gone}
         over = {job for job, record in found.items() if record is None or record.state.ended}

@@ -1,5 +1,6 @@
 """The histograms and counters that the master's parts fill. `metrics` computes all others at a scrape."""
 
+from functools import partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,26 +20,18 @@ class Instruments:
             registry=self.registry,
             buckets=_WAIT_BUCKETS_S,
         )
-        self._requests = Histogram(
+        of_calls = partial(Histogram, registry=self.registry, buckets=_CALL_BUCKETS_S)
+        self._requests = of_calls(
             "rolecall_api_request_seconds",
             "Seconds from a call to the start of its response, without calls that wait for news.",
             ("method", "route", "status"),
-            registry=self.registry,
-            buckets=_CALL_BUCKETS_S,
         )
-        self._database = Histogram(
+        self._database = of_calls(
             "rolecall_database_seconds",
             "Seconds of a transaction, waiting for a connection included.",
             ("access",),
-            registry=self.registry,
-            buckets=_CALL_BUCKETS_S,
         )
-        self._blob_store = Histogram(
-            "rolecall_blob_store_seconds",
-            "Seconds of a call to the blob store.",
-            registry=self.registry,
-            buckets=_CALL_BUCKETS_S,
-        )
+        self._blob_store = of_calls("rolecall_blob_store_seconds", "Seconds of a call to the blob store.")
         self.hung_calls = Gauge(
             "rolecall_blob_store_hung_calls",
             "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S.",

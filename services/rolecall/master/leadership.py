@@ -6,7 +6,6 @@ and every transaction that writes first checks that its term is still the curren
 """
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -20,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.edge.logs import OncePerReason, about
 from rolecall.master.clock import Clock
-from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_error
+from rolecall.master.storage_errors import ErrorLog, LeadershipLost, is_full, storage_error
 from rolecall.master.store import terms
 from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.store.session_lock import SessionLock
@@ -140,7 +139,7 @@ class FolderLock:
         except BlockingIOError:
             return False
         except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            full = is_full(error)
             remedy = "free some space there" if full else "give a folder whose files can be written and locked"
             raise SettingsError(f"ROLECALL_DATA: {self._path}: {error.strerror}; {remedy}") from None
         self._file = file

@@ -95,11 +95,7 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
 
 def overdue_step(job: JobSummary, now: datetime) -> JobStep | None:
     """The step that ends a queued job whose deadline has passed; None before that."""
-    return JobStep(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
-
-
-def is_overdue(job: JobSummary, now: datetime) -> bool:
-    return job.deadline_at is not None and now >= job.deadline_at
+    return JobStep(JobState.FAILED, reason) if (reason := _overdue(job, now)) else None
 
 
 def backoff_s(crashes: int) -> float:
@@ -198,8 +194,8 @@ def _interruption(gang: Gang, expendable: Collection[Role], draining: Collection
         # A worker stopped without a request, for example because an operator didn't wait for a drain.
         reason = f"{left[0].name} on {left[0].node} was stopped before its gang"
         return JobStep(JobState.STOPPING, reason, stop=StopMode.ABORT)
-    if is_overdue(gang.job, now):
-        return JobStep(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
+    if overdue := _overdue(gang.job, now):
+        return JobStep(JobState.STOPPING, overdue, stop=StopMode.DEADLINE)
     if any(not worker.state.ended and worker.node in draining for worker in gang.workers):
         return JobStep(JobState.STOPPING, "a node of the gang is draining", stop=StopMode.DRAIN)
     return None
@@ -251,5 +247,8 @@ def _has_joined(gang: Gang, expendable: Collection[Role]) -> bool:
     )
 
 
-def _overdue(job: JobSummary) -> str:
+def _overdue(job: JobSummary, now: datetime) -> str | None:
+    """The reason to end a job whose deadline has passed; None before that."""
+    if job.deadline_at is None or now < job.deadline_at:
+        return None
     return f"its deadline of {job.deadline_s:g} s after the submission has passed"

@@ -17,7 +17,7 @@ import httpx
 from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.master.clock import Clock
-from rolecall.master.storage_errors import ErrorLog, Pulse
+from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import events, jobs, labels, notifications
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import NotificationRecord
@@ -47,20 +47,13 @@ class Notifier:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
-        self._errors = ErrorLog()
+        self.pulse = Pulse("sending webhooks", self.clock.monotonic)
 
     async def run(self) -> None:
         """Run passes until cancelled."""
         while True:
-            self.pulse.begin()
-            try:
+            with self.pulse.next_pass():
                 await self.deliver()
-                self._errors.recovered("sending webhooks")
-                self.pulse.succeeded()
-            except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                self._errors.failed("sending webhooks", error)
-                self.pulse.failed(error)
             await asyncio.sleep(_TICK_S)
 
     async def deliver(self) -> None:

@@ -93,9 +93,7 @@ class Cluster:
 
     def without(self, avoid: frozenset[str]) -> "Cluster":
         """The same cluster without offers of the nodes in `avoid`, whose workers still use their machines."""
-        if avoid not in self._without:
-            self._without[avoid] = Cluster(self.nodes, avoid)
-        return self._without[avoid]
+        return self._without.computed(avoid, lambda: Cluster(self.nodes, avoid))
 
     def seating(self, taken: Sequence[WorkerPlan]) -> "Seating":
         """The seating with `taken` occupied. Caches the last one."""
@@ -110,16 +108,12 @@ class Cluster:
 
     def devices(self, need: Need) -> frozenset[bool]:
         """True if such a worker would get a GPU, False if a CPU share; nodes of its role can differ."""
-        if need not in self._devices:
-            own = (node.spec for node in self.nodes if node.spec.role is need.role)
-            self._devices[need] = frozenset(need.takes_gpu(spec) for spec in own)
-        return self._devices[need]
+        own = (node.spec for node in self.nodes if node.spec.role is need.role)
+        return self._devices.computed(need, lambda: frozenset(need.takes_gpu(spec) for spec in own))
 
     def total(self, need: Need) -> int:
         """The capacity of all live nodes for such workers, including nodes that accept no workers now."""
-        if need not in self._totals:
-            self._totals[need] = Flow(self._live_offers, ()).room(need)
-        return self._totals[need]
+        return self._totals.computed(need, lambda: Flow(self._live_offers, ()).room(need))
 
     def alone(self, wanted: Counts) -> tuple[bool, int]:
         """Return whether the gang fits if nothing else runs, and how many of its workers then get a seat.
@@ -159,10 +153,7 @@ class Seating:
         """
         if avoid and isinstance(elsewhere := self._without(frozenset(avoid)).place(wanted), GangPlan):
             return elsewhere
-        shape = frozenset(wanted.items())
-        if shape not in self._outcomes:
-            self._outcomes[shape] = self._search(wanted)
-        return self._outcomes[shape]
+        return self._outcomes.computed(frozenset(wanted.items()), lambda: self._search(wanted))
 
     def needs_search(self, wanted: Counts, avoid: Collection[str] = ()) -> bool:
         """Return whether `place` has to search for seats."""
@@ -179,9 +170,7 @@ class Seating:
 
     def room(self, need: Need) -> int:
         """The number of additional workers that fit, if all need the same."""
-        if need not in self._rooms:
-            self._rooms[need] = Flow(self._cluster.offers, self._occupied).room(need)
-        return self._rooms[need]
+        return self._rooms.computed(need, lambda: Flow(self._cluster.offers, self._occupied).room(need))
 
     def fill(self, wanted: Counts) -> tuple[Flow, bool]:
         """Search for seats. Returns True, and the seats, if the whole gang fits on nodes that reach each other.
@@ -199,9 +188,7 @@ class Seating:
         return flow, False
 
     def _without(self, avoid: frozenset[str]) -> "Seating":
-        if avoid not in self._elsewhere:
-            self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._occupied)
-        return self._elsewhere[avoid]
+        return self._elsewhere.computed(avoid, lambda: Seating(self._cluster.without(avoid), self._occupied))
 
     def _search(self, wanted: Counts) -> Outcome:
         cluster = self._cluster

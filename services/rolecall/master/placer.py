@@ -85,7 +85,7 @@ class Placer:
     backfill_window: timedelta
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
+        self.pulse = Pulse("placing", self.clock.monotonic)
         self._errors = ErrorLog()
         self._woken = Signal()
         self._waiting: dict[tuple[str, int], Waiting] = {}
@@ -148,14 +148,8 @@ class Placer:
             while True:
                 ticket = self._woken.ticket()
                 pause_s = TICK_S
-                self.pulse.begin()
-                try:
+                with self.pulse.next_pass():
                     pause_s = await self.place(pool)
-                    self._errors.recovered("placing")
-                    self.pulse.succeeded()
-                except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                    self._errors.failed("placing", error)
-                    self.pulse.failed(error)
                 await asyncio.sleep(min(_MAX_REST_S, _REST_S * len(self.view.queue)))
                 await wait(ticket, pause_s)
 

@@ -21,8 +21,7 @@ from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
-from rolecall.spec.errors import Conflict
-from rolecall.spec.state import JobState
+from rolecall.spec.state import JobState, WorkerState
 
 FORGET_NODE_S = 3600.0
 """Seconds of silence after which a lost node is removed."""
@@ -43,7 +42,7 @@ class Reconciler:
     garbage: Signal
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
+        self.pulse = Pulse("reconciling", self.clock.monotonic)
         self._woken = Signal()
         self._errors = ErrorLog()
         self._check_all_at = 0.0
@@ -56,17 +55,8 @@ class Reconciler:
         """Run passes until cancelled. A failure is logged once; the next pass starts from the same state."""
         while True:
             ticket = self._woken.ticket()
-            self.pulse.begin()
-            try:
+            with self.pulse.next_pass():
                 await self.reconcile()
-                self._errors.recovered("reconciling")
-                self.pulse.succeeded()
-            except Conflict as conflict:
-                # A call committed first, and has requested the next pass.
-                _LOG.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
-            except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                self._errors.failed("reconciling", error)
-                self.pulse.failed(error)
             await wait(ticket, TICK_S)
 
     async def reconcile(self) -> None:
@@ -148,8 +138,10 @@ class Reconciler:
         for gang in gangs:
             job = gang.job.id
             moved.append(await attempt(f"advancing {job}", self._advance_gang(gang, draining), job))
-        overdue = [job for job in self.view.queue.values() if lifecycle.is_overdue(job, self.clock.now())]
-        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job), job.id) for job in overdue]
+        now, queue = self.clock.now(), self.view.queue.values()
+        overdue = [(one, step) for one in queue if (step := lifecycle.overdue_step(one, now))]
+        for one, step in overdue:
+            moved.append(await attempt(f"looking at the deadline of {one.id}", self._expire(one, step), one.id))
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
@@ -157,7 +149,8 @@ class Reconciler:
         dropped, unstarted = lifecycle.dropped(gang, expendable), lifecycle.never_started(gang)
         if dropped or unstarted:
             async with self.database.write() as connection:
-                await transitions.end_workers(connection, dropped, unstarted)
+                await workers.end_all(connection, dropped, WorkerState.LOST)
+                await workers.end_all(connection, unstarted, WorkerState.STOPPED)
             self.waking.gang(gang.job.id, {worker.node for worker in (*dropped, *unstarted)})
             return True
         step = lifecycle.next_step(gang, expendable, draining, self.clock.now())
@@ -187,10 +180,7 @@ class Reconciler:
             self.progress.forget(gang.job.id)
             self.garbage.notify()
 
-    async def _expire(self, job: JobSummary) -> bool:
-        step = lifecycle.overdue_step(job, self.clock.now())
-        if step is None:
-            return False
+    async def _expire(self, job: JobSummary, step: JobStep) -> bool:
         try:
             async with self.database.write() as connection:
                 await transitions.apply_step(connection, job, step, self.clock.now())

@@ -1,7 +1,6 @@
 """The process of the control program: one HTTP server that runs until a signal."""
 
 import asyncio
-import errno
 import gc
 import logging
 import os
@@ -45,10 +44,7 @@ from rolecall.master.api import (
     webhooks,
 )
 from rolecall.master.api.caching import Private
-from rolecall.master.api.error_handlers import (
-    RESPONSES,
-    add_problem_handlers,
-)
+from rolecall.master.api.error_handlers import RESPONSES, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.parameters import refuse_unknown_parameters
@@ -60,7 +56,7 @@ from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.program import Application, Program, require_packages
 from rolecall.master.shutdown import drain_before_exit
-from rolecall.master.storage_errors import LeadershipLost
+from rolecall.master.storage_errors import LeadershipLost, is_full
 from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.web import pages, session
 from rolecall.master.web.api import ApiError
@@ -271,8 +267,7 @@ def check_folder(data: Path) -> None:
             probe.write(bytes(_PROBE))
             probe.flush()
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        remedy = "free some space there, or give it a larger volume" if full else "give a folder to write to"
+        remedy = "free some space there, or give it a larger volume" if is_full(error) else "give a folder to write to"
         raise SettingsError(f"ROLECALL_DATA={data}: {error.strerror}; {remedy}") from None
 
 

@@ -37,9 +37,7 @@ class Signals:
 
     def ticket(self, key: str) -> asyncio.Event:
         """An event that the next `notify` of `key` sets. It exists as long as a waiting task refers to it."""
-        event = self._events.get(key)
-        if event is None:
-            event = self._events[key] = asyncio.Event()
+        event = self._events.setdefault(key, asyncio.Event())
         if self.closed:
             event.set()
         return event

@@ -4,8 +4,8 @@ import asyncio
 import os
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rolecall.spec.api import Volume
@@ -14,7 +14,8 @@ from rolecall.spec.errors import QuotaExceeded, RolecallError
 _SHARE, _MAX_RESERVE = 0.05, 2 << 30
 USERS_FLOOR = 1 / 2
 """The share of the reserve that users' calls leave to reports, and to calls that free space."""
-_FLOOR = 1 / 4
+REPORTS_FLOOR = 1 / 4
+"""The share of the reserve that only the database uses."""
 _KNOWN_S = 1.0
 """The time for which the free space of the volume is cached."""
 
@@ -84,18 +85,18 @@ class JobQuota:
                 f"{self.limit} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
             )
 
-    @contextmanager
-    def arriving(self, job: str) -> Generator[Callable[[int], None]]:
-        """Count an upload while it arrives. Call the yielded function with the size of each chunk."""
-        counted = 0
-
-        def count(size: int) -> None:
-            nonlocal counted
-            counted += size
-            self._arriving[job] += size
-
+    async def within(
+        self, chunks: AsyncIterator[bytes], job: str, stored: Callable[[], Awaitable[int]]
+    ) -> AsyncIterator[bytes]:
+        """The chunks, as long as they and the `stored` bytes fit the limit. `stored` is called again at the end."""
+        before, counted = await stored(), 0
         try:
-            yield count
+            async for chunk in chunks:
+                counted += len(chunk)
+                self._arriving[job] += len(chunk)
+                self.check(job, before)
+                yield chunk
+            self.check(job, await stored())
         finally:
             self._arriving[job] -= counted
             if not self._arriving[job]:
@@ -113,32 +114,8 @@ def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -
     return used
 
 
-async def within_reserve(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The chunks, as long as the volume has space above its reserve."""
+async def within_reserve(chunks: AsyncIterator[bytes], reserve: Reserve, *, share: float = 1.0) -> AsyncIterator[bytes]:
+    """The chunks, as long as the volume has space above this share of its reserve."""
     async for chunk in chunks:
-        await reserve.admit(len(chunk))
+        await reserve.admit(len(chunk), share=share)
         yield chunk
-
-
-async def above_floor(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The chunks of data that can use the reserve, except for the quarter that only the database uses."""
-    async for chunk in chunks:
-        await reserve.admit(len(chunk), share=_FLOOR)
-        yield chunk
-
-
-async def within_quota(
-    chunks: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
-) -> AsyncIterator[bytes]:
-    """The chunks, as long as they and the `stored` bytes fit the job's limit. `stored` is called again at the end."""
-    if quota.limit is None:
-        async for chunk in chunks:
-            yield chunk
-        return
-    before = await stored()
-    with quota.arriving(job) as count:
-        async for chunk in chunks:
-            count(len(chunk))
-            quota.check(job, before)
-            yield chunk
-        quota.check(job, await stored())

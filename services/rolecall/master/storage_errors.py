@@ -3,7 +3,8 @@
 import errno
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -95,26 +96,39 @@ class ErrorLog:
 
 
 class Pulse:
-    """The time of a loop's last successful pass, and the error since then."""
+    """The passes of a loop: the time of the last successful one, and the error since then."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, step: str, now: Callable[[], float]) -> None:
+        self._step = step
         self._now = now
-        self._last = self._begun = now()
+        self._last = now()
         self._error = ""
+        self._errors = ErrorLog()
         self.passes, self.busy_s = 0, 0.0
         """Successful passes, and the seconds that they took."""
+        self.succeeded = False
+        """True if the last pass succeeded. A pass that has to be repeated, although it raised no error, sets it."""
 
-    def begin(self) -> None:
-        """Call it when a pass begins."""
-        self._begun = self._now()
-
-    def succeeded(self) -> None:
-        self._last, self._error = self._now(), ""
-        self.passes += 1
-        self.busy_s += self._last - self._begun
-
-    def failed(self, error: Exception) -> None:
-        self._error = describe(error)
+    @contextmanager
+    def next_pass(self) -> Generator[None]:
+        """The next pass of the loop, in the block. An error is logged once, and does not end the loop."""
+        begun, self.succeeded = self._now(), True
+        try:
+            yield
+        except Conflict as conflict:
+            # A call committed first, and has requested the next pass.
+            self.succeeded = False
+            _LOG.debug("%s was overtaken: %s", self._step, conflict, extra=about("pass_overtaken"))
+        except Exception as error:  # noqa: BLE001 - one failed pass must not end the loop: the next one tries again
+            self.succeeded = False
+            self._errors.failed(self._step, error)
+            self._error = describe(error)
+        else:
+            self._errors.recovered(self._step)
+        if self.succeeded:
+            self._last, self._error = self._now(), ""
+            self.passes += 1
+            self.busy_s += self._last - begun
 
     @property
     def silent_s(self) -> float:
@@ -126,7 +140,8 @@ class Pulse:
         silent_s = self.silent_s
         if silent_s <= patience_s:
             return None
-        return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the current one has not finished'}"
+        why = self._error or "the current one has not finished"
+        return f"{self._step}: no pass succeeded for {silent_s:.0f} s: {why}"
 
 
 def describe(error: Exception) -> str:

@@ -102,7 +102,7 @@ class TrackerTarget:
         """Write what is new, for a limited time. Returns whether nothing is left."""
         if self._tracker is None:
             self._tracker = self._place.open()
-        written = self._written.setdefault(job.id, _Written())
+        written = self._written.computed(job.id, _Written)
         summary = (job.state, job.reason, len(job.attempts), job.labels, len(saved))
         until_s, is_complete = self._clock.monotonic() + _PASS_S, False
         while not is_complete and self._clock.monotonic() < until_s:

@@ -4,7 +4,6 @@
 `StaleAttempt` if another one was committed first.
 """
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.lifecycle import Accusation, JobStep
 from rolecall.master.store import attempts, checkpoints, events, jobs, workers
-from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
+from rolecall.master.store.records import Gang, JobSummary
 from rolecall.spec.report import Failure
 from rolecall.spec.state import JobState, WorkerState
 
@@ -62,14 +61,6 @@ async def lose_workers(connection: AsyncConnection, node: str, why: str, now: da
     gone = await workers.on_node(connection, node)
     await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
     return {worker.job for worker in gone}
-
-
-async def end_workers(
-    connection: AsyncConnection, dropped: Iterable[WorkerRecord], unstarted: Iterable[WorkerRecord]
-) -> None:
-    """End the `dropped` workers as lost, and the `unstarted` ones as stopped."""
-    await workers.end_all(connection, dropped, WorkerState.LOST)
-    await workers.end_all(connection, unstarted, WorkerState.STOPPED)
 
 
 async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> tuple[bool, list[str]]:

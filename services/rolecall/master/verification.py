@@ -71,7 +71,7 @@ class Verifier:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.clock.monotonic)
+        self.pulse = Pulse("looking for checkpoints to verify", self.clock.monotonic)
         self._errors = ErrorLog()
         self._reasons = OncePerReason()
         self._active: dict[str, asyncio.Task[bool]] = {}
@@ -87,14 +87,9 @@ class Verifier:
         try:
             while True:
                 ticket = self.garbage.ticket()
-                self.pulse.begin()
-                try:
+                with self.pulse.next_pass():
                     await self.begin()
-                    self._errors.recovered("looking for checkpoints to verify")
-                    if not self._failed:
-                        self.pulse.succeeded()
-                except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass retries
-                    self._errors.failed("looking for checkpoints to verify", error)
+                    self.pulse.succeeded = not self._failed
                 await wait(ticket, _LOOK_EVERY_S)
         finally:
             for task in self._active.values():

@@ -16,7 +16,7 @@ from rolecall.master.api.parameters import JobId
 from rolecall.master.assembly import Master
 from rolecall.master.field_errors import field_error
 from rolecall.master.retention import blobs_of, superfluous
-from rolecall.master.space import above_floor, within_quota, within_reserve
+from rolecall.master.space import REPORTS_FLOOR, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
@@ -86,8 +86,7 @@ async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
     # The space below the reserve is for reports and progress only, because logs can wait.
-    within = above_floor if kind == "progress" else within_reserve
-    chunks = within(request.stream(), master.reserve)
+    chunks = within_reserve(request.stream(), master.reserve, share=REPORTS_FLOOR if kind == "progress" else 1.0)
     size = await master.streams.append(key, offset, chunks, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         await master.progress.ingest(master.database, key)
@@ -123,7 +122,8 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     chunks = within_reserve(request.stream(), master.reserve)
     if (limit := _stored_limit(master, record.owner)) is not None:
         chunks = metered(chunks, record.owner, limit, partial(measure, master.database, master.blobs, record.owner))
-    chunks = within_quota(chunks, master.job_quota, job, stored)
+    if master.job_quota.limit is not None:
+        chunks = master.job_quota.within(chunks, job, stored)
     size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, chunks))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 

@@ -8,7 +8,6 @@ import base64
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -45,22 +44,10 @@ _ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
 _NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
 
 
-class TokenStatus(Enum):
-    """The result of checking the token of a request before its body is read."""
-
-    NONE = auto()
-    """No token, or an unknown one."""
-    FORBIDDEN = auto()
-    """A valid token without a scope for this part of the API."""
-    ACCEPTED = auto()
-    """A token that gives access to this path."""
-
-
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The check of a request by its path, and its `Authorization` header or its session's cookie."""
 
-    status: TokenStatus
     wanted: str
     """A description of the tokens that give access to the path."""
     challenge: str
@@ -73,6 +60,11 @@ class Admission:
     """The job, if it is the token of an attempt."""
     by_session: bool = False
     """True if a browser's session stands for the token."""
+
+    @property
+    def is_granted(self) -> bool:
+        """True for the token of a job's attempt, and for one with a scope for this part of the API."""
+        return bool(self.job) or (self.caller is not None and not self.caller.scopes.isdisjoint(self.scopes))
 
     @property
     def is_internal(self) -> bool:
@@ -94,21 +86,13 @@ def admission(master: Master, path: str, authorization: str, session: str = "") 
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
         job = "" if caller else _opened_job(master, path, given)
-        if caller is not None:
-            status = TokenStatus.ACCEPTED if Scope.NODE in caller.scopes else TokenStatus.FORBIDDEN
-        else:
-            status = TokenStatus.ACCEPTED if job else TokenStatus.NONE
-        return Admission(status, _NODES, _CHALLENGE, given, caller, job)
+        return Admission(_NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     by_session = not authorization and bool(session)
     caller = master.sessions.principal(session) if by_session else master.access.principal(given)
-    if caller is None:
-        status = TokenStatus.NONE
-    else:
-        status = TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
     challenge = _BROWSERS_CHALLENGE if browsers else _CHALLENGE
-    return Admission(status, _ANYBODY, challenge, given, caller, by_session=by_session)
+    return Admission(_ANYBODY, challenge, given, caller, by_session=by_session)
 
 
 def is_same_origin(headers: Headers) -> bool:

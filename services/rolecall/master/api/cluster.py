@@ -80,9 +80,9 @@ async def check_readiness(master: Running) -> Readiness:
         await master.database.ping()
     except SQLAlchemyError as error:
         raise HTTPException(503, describe(error)) from None
-    for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
+    for pulse in (master.reconciler.pulse, master.placer.pulse):
         if failure := pulse.failure(_PATIENCE_S):
-            raise HTTPException(503, f"{what}: {failure}")
+            raise HTTPException(503, failure)
     return Readiness(status="ready", volume=await master.reserve.volume())
 
 

@@ -1,7 +1,7 @@
 """Handlers that answer every error with a problem document (RFC 9457)."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -107,7 +107,8 @@ _MEANING = {
     503: "The master, or its database, can't answer now; try again.",
     507: "The master's volume is full.",
 }
-_HEADERS = {401: ("WWW-Authenticate",), 416: ("Content-Range",), **dict.fromkeys((429, 503, 507), ("Retry-After",))}
+_RETRY_AFTER_S = {429: 10, 503: 2, 507: 60}
+_HEADERS = {401: ("WWW-Authenticate",), 416: ("Content-Range",), **dict.fromkeys(_RETRY_AFTER_S, ("Retry-After",))}
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
 
@@ -125,10 +126,6 @@ declare the others.
 """
 
 _PATH_CHARS = 400
-RETRY_AFTER = {"Retry-After": "2"}
-"""The headers of every 503."""
-_RETRY_AT_LIMIT = {"Retry-After": "10"}
-_RETRY_WHEN_FULL = {"Retry-After": "60"}
 
 
 def add_problem_handlers(app: FastAPI, adapt: Callable[[ErrorHandler], ErrorHandler] = lambda handler: handler) -> None:
@@ -150,11 +147,14 @@ def problem_response(
     detail: str,
     request: Request,
     errors: list[FieldError] | None = None,
-    headers: Any = None,
+    headers: Mapping[str, str] | None = None,
     *,
     kind: str | None = None,
 ) -> Response:
-    """A problem document of the type `kind`, by default that of the status; `errors` lists the invalid fields."""
+    """A problem document of the type `kind`, by default that of the status; `errors` lists the invalid fields.
+
+    If the same call can succeed later, `Retry-After` says when.
+    """
     body: dict[str, Any] = {
         "type": PROBLEM_PREFIX + (kind or _TYPES[status]),
         "title": HTTPStatus(status).phrase,
@@ -166,21 +166,20 @@ def problem_response(
         body["errors"] = errors
     # It quotes the request: a lone surrogate is legal in JSON escapes, but not in UTF-8.
     content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
-    return Response(content, status, headers, media_type="application/problem+json")
+    retry = {"Retry-After": str(_RETRY_AFTER_S[status])} if status in _RETRY_AFTER_S else {}
+    return Response(content, status, {**retry, **(headers or {})}, media_type="application/problem+json")
 
 
 async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     status, cause = next(_CAUSES[kind] for kind in type(error).__mro__ if kind in _CAUSES)
     errors = error.field_errors if isinstance(error, InvalidRequest) else None
-    return problem_response(status, str(error), request, errors, _retry_after(status), kind=cause)
+    return problem_response(status, str(error), request, errors, kind=cause)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The problem document of an error of the framework or a route, such as an unknown path."""
     assert isinstance(error, HTTPException)
-    detail = _sentence(request, error)
-    headers = {**(_retry_after(error.status_code) or {}), **(error.headers or {})}
-    return problem_response(error.status_code, detail, request, headers=headers)
+    return problem_response(error.status_code, _sentence(request, error), request, headers=error.headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -203,8 +202,7 @@ async def _on_storage_error(request: Request, error: Exception) -> Response:
         return problem_response(422, f"the database does not accept this value: {message}", request)
     if (storage := storage_error(error)) is None:
         raise error
-    status = 507 if storage.full else 503
-    return problem_response(status, storage.detail, request, headers=_retry_after(status))
+    return problem_response(507 if storage.full else 503, storage.detail, request)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:
@@ -220,10 +218,6 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
 def is_route(scope: Scope, path: str) -> bool:
     """Return whether a route has this path."""
     return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in scope["app"].router.routes)
-
-
-def _retry_after(status: int) -> dict[str, str] | None:
-    return {429: _RETRY_AT_LIMIT, 503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
 
 
 def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[FieldError]:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, problem_of_token, refusal
+from rolecall.master.api.auth import Admission, admission, is_same_origin, problem_of_token, refusal
 from rolecall.master.api.error_handlers import is_route, problem_response
 from rolecall.master.api.unauthenticated import UnauthenticatedTurns, received
 from rolecall.master.program import master_of
@@ -49,7 +49,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_open(scope["path"]):
-            if scope["path"].startswith(_OPEN_FOLDER) and admission_of(scope).status is TokenStatus.ACCEPTED:
+            if scope["path"].startswith(_OPEN_FOLDER) and admission_of(scope).is_granted:
                 await self._app(scope, receive, send)
             elif replayed := await received(receive):
                 turns = self._probes if scope["path"] == _HEALTH else self._unauthenticated
@@ -57,11 +57,11 @@ class Gate:
             return
         if scope["type"] == "http":
             found = admission_of(scope)
-            if found.status is not TokenStatus.ACCEPTED:
+            if not found.is_granted:
                 await self._unauthenticated.serve(partial(_refuse, found), scope, receive, send)
                 return
             if found.by_session and scope["method"] not in _SAFE and not is_same_origin(Headers(scope=scope)):
-                await _answer_other_site(scope, receive, send)
+                await _other_site(scope)(scope, receive, send)
                 return
             if excess := claim(scope, *_owner(found)):
                 # 429 means that the caller itself is the cause. For a worker, that can be others of its job.
@@ -82,19 +82,15 @@ class FollowerLimit:
         self._following: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _follows(scope):
+        caller = admission_of(scope).caller if scope["type"] == "http" and _follows(scope) else None
+        if caller is None:  # The call follows nothing, or the route answers 401, because no job is accessible.
             await self._app(scope, receive, send)
-            return
-        caller = admission_of(scope).caller
-        if caller is None:
-            await self._app(scope, receive, send)  # The route answers 401, because no job is accessible.
             return
         # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
             detail = f"this token already follows {FOLLOWERS} logs and events; end some, or read them without `follow`"
-            refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})
-            await refusal(scope, receive, send)
+            await problem_response(429, detail, Request(scope))(scope, receive, send)
             return
         self._following[token] += 1
         try:
@@ -153,24 +149,23 @@ def _owner(found: Admission) -> tuple[Group, str]:
 async def _refuse(found: Admission, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request whose token, if it has one, does not give access to its path."""
     if found.caller is not None:
-        await _answer_forbidden(scope, receive, send, found, found.caller)
+        response = _forbidden(scope, found, found.caller)
     else:
         # Browsers are led to the log-in; programs learn that their token is not valid.
-        answer = _answer_login if wants_page(scope) else _answer_unauthorized
-        await answer(scope, receive, send, found)
+        response = _to_login(scope) if wants_page(scope) else _unauthorized(scope, found)
+    await response(scope, receive, send)
 
 
-async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+def _unauthorized(scope: Scope, found: Admission) -> Response:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
     problem = problem_of_token(HTTPConnection(scope), found.token)
     master_of(scope["app"]).sync.unauthenticated.note(refusal(scope, None, 401))
     # Close the connection, so that the rest of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
-    detail = f"this call needs {found.wanted} {how}; {problem}"
-    await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
+    return problem_response(401, f"this call needs {found.wanted} {how}; {problem}", Request(scope), headers=headers)
 
 
-async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+def _to_login(scope: Scope) -> Response:
     """Send a browser to the page where it logs in, and back to this one afterwards."""
     request = Request(scope)
     is_read = scope["method"] in _SAFE
@@ -185,7 +180,7 @@ async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admis
     response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)
     if not is_read:
         response.headers["Connection"] = "close"  # The body is not read.
-    await response(scope, receive, send)
+    return response
 
 
 def _place_of(url: str) -> str:
@@ -196,18 +191,18 @@ def _place_of(url: str) -> str:
         return ""
 
 
-async def _answer_other_site(scope: Scope, receive: Receive, send: Send) -> None:
+def _other_site(scope: Scope) -> Response:
     detail = (
         "a session can change something only from the master's own page; programs must send the token as a bearer token"
     )
-    await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
+    return problem_response(403, detail, Request(scope), headers={"Connection": "close"})
 
 
-async def _answer_forbidden(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
+def _forbidden(scope: Scope, found: Admission, caller: Principal) -> Response:
     master_of(scope["app"]).sync.refused.note(refusal(scope, caller.name, 403))
     have, want = " and ".join(sorted(caller.scopes)), " or ".join(sorted(found.scopes))
     detail = f"this call needs the scope {want}; the token {caller.name} has {have}"
-    await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
+    return problem_response(403, detail, Request(scope), headers={"Connection": "close"})
 
 
 def _follows(scope: Scope) -> bool:

@@ -1,8 +1,8 @@
 """The routes that look into the workers of a job: timeline, stacks, profile; and the route for the workers' answers."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -46,7 +46,6 @@ _MAX_SPANS = 100_000
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
 Format = Literal["json", "trace", "svg", "schedule"]
-_Shown = TypeVar("_Shown", WorkerStacks, Profiled)
 
 
 @router.get(
@@ -124,9 +123,10 @@ async def show_stacks(job: JobId, master: Running) -> StacksDocument:
     example because they are stopped, with the reason.
     """
     owner, members = await _running(master, job)
-    replies = await master.inspections.ask("stacks", owner, members)
-    found, missing = _sort_out(members, replies, _stacks)
-    return StacksDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
+    answers = _answers(members, await master.inspections.ask("stacks", owner, members))
+    found = [WorkerStacks(**_identity(one), threads=given.stacks) for one, given in answers if given.stacks is not None]
+    missing = [silent(one, _reason(given)) for one, given in answers if given.stacks is None]
+    return StacksDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
 
 
 @router.post(
@@ -147,9 +147,12 @@ async def start_profile(job: JobId, request: ProfileRequest, master: Running) ->
     ]
     if not members:
         raise NotFound(f"job {job} has no running worker of this role and rank")
-    replies = await master.inspections.ask("profile", owner, members, request.steps)
-    found, missing = _sort_out(members, replies, _profiled)
-    return ProfileDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
+    answers = _answers(members, await master.inspections.ask("profile", owner, members, request.steps))
+    found = [
+        Profiled(**_identity(one), artifact=given.artifact) for one, given in answers if given.artifact is not None
+    ]
+    missing = [silent(one, _reason(given)) for one, given in answers if given.artifact is None]
+    return ProfileDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
 
 
 @internal_router.put(
@@ -206,28 +209,8 @@ async def _running(master: Master, job: str) -> tuple[str, list[WorkerRecord]]:
     return record.owner, running
 
 
-def _sort_out(
-    members: Sequence[WorkerRecord],
-    replies: Mapping[int, NodeReply],
-    shown: Callable[[WorkerRecord, Answer], _Shown | None],
-) -> tuple[tuple[_Shown, ...], tuple[Silent, ...]]:
-    """The workers' answers, and the workers without an answer. `shown` returns None for those."""
-    found, missing = list[_Shown](), list[Silent]()
-    for member in members:
-        answer = _answer(replies.get(member.rank))
-        if (one := shown(member, answer)) is not None:
-            found.append(one)
-        else:
-            missing.append(silent(member, _reason(answer)))
-    return tuple(found), tuple(missing)
-
-
-def _stacks(member: WorkerRecord, answer: Answer) -> WorkerStacks | None:
-    return None if answer.stacks is None else WorkerStacks(**_identity(member), threads=answer.stacks)
-
-
-def _profiled(member: WorkerRecord, answer: Answer) -> Profiled | None:
-    return None if answer.artifact is None else Profiled(**_identity(member), artifact=answer.artifact)
+def _answers(members: Sequence[WorkerRecord], replies: Mapping[int, NodeReply]) -> list[tuple[WorkerRecord, Answer]]:
+    return [(member, _answer(replies.get(member.rank))) for member in members]
 
 
 def _recorded(member: WorkerRecord, reply: NodeReply | None, count: int) -> RecordedWindow | Silent:

@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rolecall.master.api.error_handlers import RETRY_AFTER, problem_response
+from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.program import program_of
 from rolecall.spec.errors import STANDBY
 
@@ -24,8 +24,7 @@ class StandbyGate:
             await self._app(scope, receive, send)
         else:
             # The token is not checked yet, so only the log names the leading master.
-            answer = problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER, kind=STANDBY)
-            await answer(scope, receive, send)
+            await problem_response(503, _DETAIL, Request(scope), kind=STANDBY)(scope, receive, send)
 
 
 class ExitGate:
@@ -46,5 +45,5 @@ class ExitGate:
             await self._app(scope, receive, sent)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not answered:
-                await problem_response(503, _EXITS, Request(scope), headers=RETRY_AFTER)(scope, receive, send)
+                await problem_response(503, _EXITS, Request(scope))(scope, receive, send)
             raise

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import RootModel
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Principal
@@ -153,25 +152,17 @@ def _digest(request: JobRequest, spec: JobSpec) -> str:
 
 
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str) -> JobRecord:
-    try:
-        async with master.database.write() as connection:
-            return await _add_once(connection, master, spec, owner, key, digest)
-    except IntegrityError:
-        # On PostgreSQL, two requests with the same key can run at the same time. The retry finds the other's job.
-        async with master.database.write() as connection:
-            return await _add_once(connection, master, spec, owner, key, digest)
+    async def found_or_added(connection: AsyncConnection) -> JobRecord:
+        earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
+        if earlier is not None:
+            return await jobs.get(connection, earlier)
+        await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
+        await reserve_submission(connection, owner.name, owner.limits)
+        now = master.clock.now()
+        job = await jobs.add(connection, spec, now, owner.name)
+        if key is not None:
+            await idempotency.remember(connection, owner.name, key, digest, job.id, now)
+        return job
 
-
-async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
-    connection: AsyncConnection, master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str
-) -> JobRecord:
-    earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
-    if earlier is not None:
-        return await jobs.get(connection, earlier)
-    await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
-    await reserve_submission(connection, owner.name, owner.limits)
-    now = master.clock.now()
-    job = await jobs.add(connection, spec, now, owner.name)
-    if key is not None:
-        await idempotency.remember(connection, owner.name, key, digest, job.id, now)
-    return job
+    # Two requests with the same key can run at the same time. The repeated change finds the other's job.
+    return await master.database.with_retry(found_or_added)

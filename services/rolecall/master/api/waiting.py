@@ -46,8 +46,7 @@ class Waiters:
 
 async def refuse(detail: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 429 to a call that gets no turn, and close its connection."""
-    headers = {"Retry-After": "10", "Connection": "close"}
-    await problem_response(429, detail, Request(scope), headers=headers)(scope, receive, send)
+    await problem_response(429, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
 
 
 async def until_sent(app: ASGIApp, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:

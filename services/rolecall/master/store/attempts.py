@@ -87,8 +87,7 @@ async def set_first_step(connection: AsyncConnection, job: str, number: int, at:
 
 async def fail_unreadable(connection: AsyncConnection, job: str, cause: str, now: datetime) -> None:
     """End the attempts of a job that can't be read, regardless of their states."""
-    ended = (state for state in JobState if state.ended)
-    guard = (attempts.c.job == job, attempts.c.state.not_in(tuple(ended)), attempts.c.ended_at.is_(None))
+    guard = (attempts.c.job == job, attempts.c.state.not_in(job_store.ENDED), attempts.c.ended_at.is_(None))
     await connection.execute(update(attempts).where(*guard).values(state=JobState.FAILED, cause=cause, ended_at=now))
 
 

@@ -10,13 +10,13 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from alembic import command
@@ -26,7 +26,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg.abc import PQGen
 from sqlalchemy import Connection, ExceptionContext, event, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -34,6 +34,7 @@ from sqlalchemy.pool import NullPool
 from rolecall.master.store import terms
 from rolecall.spec.errors import SettingsError
 
+_T = TypeVar("_T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _READERS, _USERS_READERS = 15, 10
 _WRITERS, _USERS_WRITERS = 10, 6
@@ -114,6 +115,18 @@ class Database:
             if self._term is not None:
                 await terms.check(connection, self._term)
             yield connection
+
+    async def with_retry(self, change: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
+        """The result of a change in a transaction of its own, which is repeated once after an `IntegrityError`.
+
+        On PostgreSQL, two transactions can insert the same row at the same time.
+        """
+        try:
+            async with self.write() as connection:
+                return await change(connection)
+        except IntegrityError:
+            async with self.write() as connection:
+                return await change(connection)
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:

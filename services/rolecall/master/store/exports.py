@@ -8,7 +8,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.jobs import ENDED
 from rolecall.master.store.schema import events, jobs
-from rolecall.spec.state import JobState
 
 
 async def due(
@@ -29,9 +28,3 @@ async def due(
     turn = func.row_number().over(partition_by=jobs.c.owner, order_by=age)
     rows = await connection.scalars(query.order_by(turn, *age).limit(limit + len(without)))
     return [job for job in rows if job not in without][:limit]
-
-
-async def running(connection: AsyncConnection) -> list[str]:
-    """The jobs whose workers run, in the order of their submission."""
-    states = (JobState.RUNNING, JobState.STOPPING)
-    return list(await connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(states)).order_by(jobs.c.sequence)))

@@ -98,10 +98,10 @@ def unknown(job: str) -> NotFound:
     return NotFound(f"there is no job {job!r}; `rolecall jobs` lists them")
 
 
-async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[JobRecord]:
-    """All jobs in one of `states`, oldest first."""
-    query = select(jobs).where(jobs.c.state.in_(tuple(states))).order_by(jobs.c.sequence)
-    return [shown(JobRecord, row) for row in await connection.execute(query)]
+async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[str]:
+    """The ids of all jobs in one of `states`, oldest first."""
+    query = select(jobs.c.id).where(jobs.c.state.in_(tuple(states))).order_by(jobs.c.sequence)
+    return list(await connection.scalars(query))
 
 
 async def live(

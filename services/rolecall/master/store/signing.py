@@ -3,7 +3,6 @@
 import secrets
 
 from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.database import Database
@@ -12,13 +11,8 @@ from rolecall.master.store.schema import signing_key
 
 async def load_key(database: Database) -> str:
     """The key: 256 random bits in hexadecimal, created at the first start."""
-    try:
-        async with database.write() as connection:
-            return await _load_or_make(connection)
-    except IntegrityError:
-        # On PostgreSQL, another master can create the key at the same time; the table accepts one row.
-        async with database.write() as connection:
-            return await _load_or_make(connection)
+    # Another master can create the key at the same time; the table accepts one row.
+    return await database.with_retry(_load_or_make)
 
 
 async def _load_or_make(connection: AsyncConnection) -> str:

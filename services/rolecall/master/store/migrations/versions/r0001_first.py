@@ -5,23 +5,10 @@ from alembic import op
 
 revision = "r0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     """Make all tables, those that others refer to first."""
-    _make_jobs()
-    _make_nodes()
-    _make_artifacts()
-    _make_attempts()
-    _make_checkpoints()
-    _make_events()
-    _make_idempotency()
-    _make_workers()
-
-
-def _make_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("sequence", sa.Integer(), autoincrement=True, nullable=False),
@@ -51,9 +38,6 @@ def _make_jobs() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_jobs_id")),
     )
     op.create_index(op.f("ix_jobs_state"), "jobs", ["state"], unique=False)
-
-
-def _make_nodes() -> None:
     op.create_table(
         "nodes",
         sa.Column("name", sa.String(length=80), nullable=False),
@@ -63,9 +47,6 @@ def _make_nodes() -> None:
         sa.Column("registered_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_nodes")),
     )
-
-
-def _make_artifacts() -> None:
     op.create_table(
         "artifacts",
         sa.Column("job", sa.String(length=200), nullable=False),
@@ -78,9 +59,6 @@ def _make_artifacts() -> None:
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_artifacts_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job", "name", name=op.f("pk_artifacts")),
     )
-
-
-def _make_attempts() -> None:
     op.create_table(
         "attempts",
         sa.Column("job", sa.String(length=200), nullable=False),
@@ -98,9 +76,6 @@ def _make_attempts() -> None:
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_attempts_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_attempts")),
     )
-
-
-def _make_checkpoints() -> None:
     op.create_table(
         "checkpoints",
         sa.Column("job", sa.String(length=200), nullable=False),
@@ -112,9 +87,6 @@ def _make_checkpoints() -> None:
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_checkpoints_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job", "attempt", "step", name=op.f("pk_checkpoints")),
     )
-
-
-def _make_events() -> None:
     op.create_table(
         "events",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
@@ -129,9 +101,6 @@ def _make_events() -> None:
         sa.UniqueConstraint("origin", name=op.f("uq_events_origin")),
     )
     op.create_index(op.f("ix_events_job_id"), "events", ["job", "id"], unique=False)
-
-
-def _make_idempotency() -> None:
     op.create_table(
         "idempotency",
         sa.Column("key", sa.String(length=255), nullable=False),
@@ -141,9 +110,6 @@ def _make_idempotency() -> None:
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_idempotency_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_idempotency")),
     )
-
-
-def _make_workers() -> None:
     op.create_table(
         "workers",
         sa.Column("job", sa.String(length=200), nullable=False),

@@ -7,26 +7,10 @@ from alembic import op
 
 revision = "r0002"
 down_revision = "r0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     """Make the tables; what is there already belongs to the built-in token `admin`."""
-    _make_tokens()
-    _make_signing_key()
-    _make_audit()
-    op.add_column("jobs", sa.Column("owner", sa.String(length=80), nullable=False, server_default="admin"))
-    op.create_index(op.f("ix_jobs_owner_sequence"), "jobs", ["owner", "sequence"], unique=False)
-    with op.batch_alter_table("idempotency") as table:
-        table.add_column(sa.Column("owner", sa.String(length=80), nullable=False, server_default="admin"))
-        table.drop_constraint("pk_idempotency", type_="primary")
-        table.create_primary_key("pk_idempotency", ["owner", "key"])
-    op.add_column("checkpoints", sa.Column("bytes", sa.BigInteger(), nullable=False, server_default="0"))
-    _measure_checkpoints()
-
-
-def _make_tokens() -> None:
     op.create_table(
         "tokens",
         sa.Column("name", sa.String(length=80), nullable=False),
@@ -50,9 +34,6 @@ def _make_tokens() -> None:
         sa.PrimaryKeyConstraint("digest", name=op.f("pk_token_secrets")),
     )
     op.create_index(op.f("ix_token_secrets_token"), "token_secrets", ["token"], unique=False)
-
-
-def _make_signing_key() -> None:
     op.create_table(
         "signing_key",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -60,9 +41,6 @@ def _make_signing_key() -> None:
         sa.CheckConstraint("id = 1", name=op.f("ck_signing_key_one_row")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_signing_key")),
     )
-
-
-def _make_audit() -> None:
     op.create_table(
         "audit",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
@@ -76,6 +54,14 @@ def _make_audit() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
     )
     op.create_index(op.f("ix_audit_at"), "audit", ["at"], unique=False)
+    op.add_column("jobs", sa.Column("owner", sa.String(length=80), nullable=False, server_default="admin"))
+    op.create_index(op.f("ix_jobs_owner_sequence"), "jobs", ["owner", "sequence"], unique=False)
+    with op.batch_alter_table("idempotency") as table:
+        table.add_column(sa.Column("owner", sa.String(length=80), nullable=False, server_default="admin"))
+        table.drop_constraint("pk_idempotency", type_="primary")
+        table.create_primary_key("pk_idempotency", ["owner", "key"])
+    op.add_column("checkpoints", sa.Column("bytes", sa.BigInteger(), nullable=False, server_default="0"))
+    _measure_checkpoints()
 
 
 def _measure_checkpoints() -> None:

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "r0003"
 down_revision = "r0002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "r0004"
 down_revision = "r0003"
-branch_labels = None
-depends_on = None
 
 _SEARCHED = {"jobs": "deleted_at", "attempts": "swept", "checkpoints": "verify_at", "idempotency": "created_at"}
 

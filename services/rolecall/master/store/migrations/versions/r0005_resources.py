@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "r0005"
 down_revision = "r0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "r0007"
 down_revision = "r0006"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

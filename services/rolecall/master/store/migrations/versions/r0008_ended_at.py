@@ -4,8 +4,6 @@ from alembic import op
 
 revision = "r0008"
 down_revision = "r0007"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "r0010"
 down_revision = "r0009"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
