@@ -12,9 +12,8 @@ SERVICES = Path(__file__).parent.parent / "services/rolecall"
 KEPT = {
     "Params": "the base class, and each workload's subclass",
     "EarlyStopping": "the shared parameters, and a workload's subclass",
-    "Inference": "parameters of `reinforce`, and the service that they describe",
-    "Ppo": "parameters of `reinforce`, and the algorithm that they describe",
-    "Reinforce": "parameters of `reinforce`, and the algorithm that they describe",
+    "Ppo": "parameters of `reinforce`, and the algorithm of the kit that they describe",
+    "Reinforce": "parameters of `reinforce`, and the algorithm of the kit that they describe",
 }
 """Names of several classes, each with the reason."""
 

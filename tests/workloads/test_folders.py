@@ -8,9 +8,9 @@ import rolecall.workloads
 from rolecall.spec.role import Role
 
 FOLDER = Path(rolecall.workloads.__file__).parent
-SHARED = {"__init__", "params", "check", "model", "build", "remote", "training", "export", "tutorial"}
+SHARED = {"__init__", "params", "check", "model", "build", "remote", "training", "export"}
 ROLES = {role.value.replace("-", "_") for role in Role}
-OWN = {"preflight": {"worker"}, "reinforce": {"algorithms", "backward", "learner"}}
+OWN = {"preflight": {"worker"}}
 """Files of one workload alone. Add one only with its reason in docs/architecture.md; what is general is in the kit."""
 WORKLOADS = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 

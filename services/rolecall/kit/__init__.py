@@ -5,9 +5,9 @@ This file has the names that declare a workload, and never imports torch. `worke
 parameters, and `divisors`: the nearest valid values for their errors. `optimizers`, `precision`, `flat`: torch objects
 for parameters. `metrics`: metrics of classifiers, and `declarations` of what loops and scores report. Input: `files`,
 `data_access`, `images`, `tables`, `text`, `environments`, `data_order`, `same_input`, and `cache` for derived data on a
-node. `builders`: custom code of a job. `parameter_server`: sharded weights. `pipelining`, `schedules`, `csv_schedules`,
-`own_schedule`, `stages`, `split_backward`, `grid`, `meter`: pipelines. `structure`: custom models. `export`: archives
-for users.
+node. `builders`: custom code of a job. `parameter_server`: sharded weights. `policy_gradients`: updates of policies.
+`pipelining`, `schedules`, `csv_schedules`, `own_schedule`, `stages`, `split_backward`, `grid`, `meter`: pipelines.
+`structure`: custom models. `export`: archives for users.
 
 `native`, `orders`, `pictures` and `pipeline_steps` are internal: they serve the modules above, built-in workloads, the
 master and the command, and change with any release.

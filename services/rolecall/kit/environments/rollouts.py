@@ -59,22 +59,6 @@ class Trajectory:
     env_outputs: EnvOutputs
 
 
-class AgentOutputBuffer:
-    """Accumulates agent outputs step by step."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def add(self, observations: Tensor, actions: Tensor, log_probs: Tensor) -> None:
-        """Add one step of k environments: [k, ...], [k, ...] and [k]."""
-        self._steps.append((observations, actions, log_probs))
-
-    def agent_outputs(self) -> AgentOutputs:
-        """The outputs of all steps."""
-        observations, actions, log_probs = (torch.cat(column) for column in zip(*self._steps, strict=True))
-        return AgentOutputs(observations, actions, log_probs)
-
-
 @dataclass
 class _Record:
     """The columns of a trajectory under construction."""

@@ -3,11 +3,10 @@
 After the PyTorch tutorial "Getting Started with Distributed RPC Framework", where observers request each action from
 the agent and report each reward to it. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
 
-`params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: its
-initial weights, and all seeds. `observer`: runs environments. `remote`: the agent's calls of the observers, and actions
-for observers that request them. `tutorial`: the tutorial's protocol. `algorithms`: updates of the policy, with the
-gradients of `backward`. `learner`: the policy and its optimizer. `training`: the agent's loop. `export`: the exported
-archive and a movie. This file, `params` and `check` import neither torch nor Gymnasium.
+`params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: the
+policy with its initial weights and its optimizer, and all seeds. `observer`: runs environments. `remote`: the agent's
+calls of the observers, and the tutorial's protocol. `training`: the agent's loop. `export`: the exported archive and a
+movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
 from rolecall.kit.declarations import RESULT

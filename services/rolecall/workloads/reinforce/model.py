@@ -120,11 +120,6 @@ class CategoricalHead(nn.Module):
         """Log-probabilities [n] of actions [n], in nats."""
         return outputs.log_softmax(-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Entropies [n] of the distributions, in nats."""
-        logs = outputs.log_softmax(-1)
-        return -(logs.exp() * logs).sum(-1)
-
     def to_env_actions(self, actions: Tensor) -> Tensor:
         """Environment actions [n]."""
         return actions + self.start
@@ -161,11 +156,6 @@ class GaussianHead(nn.Module):
         distance = (actions - outputs) / self.log_deviation.exp()
         logs = -0.5 * distance.square() - self.log_deviation - 0.5 * math.log(2 * math.pi)
         return logs.sum(-1)
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Entropies [n] of the distributions, in nats."""
-        each = self.log_deviation + 0.5 * (1 + math.log(2 * math.pi))
-        return each.sum().expand(len(outputs))
 
     def to_env_actions(self, actions: Tensor) -> Tensor:
         """Environment actions [n, *shape]."""

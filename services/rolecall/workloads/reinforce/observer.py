@@ -5,16 +5,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rolecall.kit.environments import creation
+from rolecall.kit.environments import creation, inference
 from rolecall.kit.environments.rollouts import ActFn, AgentOutputs, Collector, EnvOutputs
 from rolecall.kit.worker import WorkerContext, call, measurements, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.metric import ENV_STEPS
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import remote
-from rolecall.workloads.reinforce.backward import outputs_of
-from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
-from rolecall.workloads.reinforce.model import Policy
+from rolecall.workloads.reinforce.build import RandomStream, new_policy, outputs_of, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import (
     CollectRollout,
@@ -26,6 +24,9 @@ from rolecall.workloads.reinforce.remote import (
 )
 
 AGENT = worker_name(Role.TRAINER, 0)
+
+_Step = tuple[Tensor, Tensor, Tensor]
+"""The observations [k, ...], actions [k, ...] and network outputs [k, outputs] of one step of k environments."""
 
 
 def run(context: WorkerContext[Params]) -> None:
@@ -78,9 +79,9 @@ class _Observer:
             return RolloutResult(None, self._run_environments(self._request_actions))
         self._policy.load_state_dict(request.weights)
         torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, *key))
-        samples = _Samples()
-        env_outputs = self._run_environments(lambda observations: self._sample(observations, samples))
-        return RolloutResult(samples.agent_outputs(self._policy), env_outputs)
+        steps: list[_Step] = []
+        env_outputs = self._run_environments(lambda observations: self._sample(observations, steps))
+        return RolloutResult(self._agent_outputs(steps), env_outputs)
 
     def _run_episode(self, request: RunEpisode) -> None:
         try:
@@ -115,12 +116,19 @@ class _Observer:
         return RolloutResult(None, env_outputs)
 
     @torch.inference_mode()
-    def _sample(self, observations: Tensor, samples: "_Samples") -> Tensor:
+    def _sample(self, observations: Tensor, steps: list[_Step]) -> Tensor:
         with self._timeline.span("act"):
             outputs = self._outputs(observations.to(self._device))
             actions = self._policy.head.sample(outputs)
-        samples.add(observations, actions, outputs)
+        steps.append((observations, actions, outputs))
         return self._policy.head.to_env_actions(actions)
+
+    @torch.no_grad()
+    def _agent_outputs(self, steps: list[_Step]) -> AgentOutputs:
+        """The outputs of all steps, whose log-probabilities are computed at once."""
+        observations, actions, outputs = (torch.cat(column) for column in zip(*steps, strict=True))
+        log_probs = self._policy.head.log_probs(outputs, actions)
+        return AgentOutputs(observations, actions.cpu(), log_probs.cpu())
 
     @torch.inference_mode()
     def _act(self, observations: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ class _Observer:
     def _request_actions(self, observations: Tensor) -> Tensor:
         try:
             with self._timeline.span("act", "wait"):
-                return call(AGENT, remote.act, self._rank, observations).wait()
+                return call(AGENT, inference.act, self._rank, observations).wait()
         except RuntimeError:
             check_shutdown()  # The agent may have left with the request pending.
             raise
@@ -141,21 +149,3 @@ class _Observer:
         changes = {"vectorization": "loop"} if loop else {}
         environment = self._params.environment.model_copy(update=changes)
         return Collector(creation.make_vector(environment, count), check_shutdown)
-
-
-class _Samples:
-    """The observations, actions and network outputs of the policy in the steps of a rollout."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def add(self, observations: Tensor, actions: Tensor, outputs: Tensor) -> None:
-        """Add one step of k environments: [k, ...], [k, ...] and the network outputs [k, outputs]."""
-        self._steps.append((observations, actions, outputs))
-
-    @torch.no_grad()
-    def agent_outputs(self, policy: Policy) -> AgentOutputs:
-        """The outputs of all steps, whose log-probabilities are computed at once."""
-        observations, actions, outputs = (torch.cat(column) for column in zip(*self._steps, strict=True))
-        log_probs = policy.head.log_probs(outputs, actions)
-        return AgentOutputs(observations, actions.cpu(), log_probs.cpu())

@@ -1,29 +1,26 @@
-"""RPC between the agent and the observers: the agent's requests, the pool that sends them, and requests for actions.
+"""RPC between the agent and the observers: the agent's requests, the pool that sends them, and the tutorial's protocol.
 
-The pool gathers replies and drops lost observers. The agent can sample the observers' actions in batches. A batch is
-processed when it is full or the deadline of its first request has passed, so that a slow observer does not block the
-others. `tutorial` has the calls of the tutorial's protocol.
+The pool gathers replies and drops lost observers.
 """
 
 import math
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
 
-from rolecall.kit.environments.rollouts import AgentOutputBuffer, AgentOutputs, EnvOutputs
-from rolecall.kit.worker import Mailbox, call, measurements, worker_name
-from rolecall.spec import metric
+from rolecall.kit.environments import creation
+from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
+from rolecall.kit.worker import Mailbox, call, current, worker_name
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce.model import Policy
@@ -209,104 +206,133 @@ def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
     return {rank: share for rank, share in shares.items() if share}
 
 
+# The protocol of the PyTorch tutorial: observers that the agent creates remotely call it twice in every step.
+#
+# The agent keeps a remote reference to each observer, and passes one to itself to `Observer.run_episode`. The observer
+# then calls `Agent.select_action` and `Agent.report_reward`, which run in the agent's RPC threads while its main thread
+# waits for the episodes. No RPC thread waits for a call: an episode runs in the main thread of its observer.
+
+
 @dataclass(frozen=True, slots=True)
-class ActionRequest:
-    """One observer's request for actions."""
+class Episode:
+    """One episode of T steps, as the agent recorded it."""
 
-    observer: int
     observations: Tensor
-    """[k, ...], raw, of the k environments that need an action."""
-    reply: Future[Tensor]
-    """Environment actions [k, ...]."""
-    arrived: float
-    """By `time.perf_counter`."""
+    """[T, ...], raw."""
+    log_probs: Tensor
+    """[T], of the sampled actions, with their autograd graphs."""
+    rewards: Tensor
+    """[T]."""
+
+    @property
+    def episode_returns(self) -> Tensor:
+        """[1], undiscounted."""
+        return self.rewards.sum(0, keepdim=True)
+
+    @property
+    def episode_lengths(self) -> Tensor:
+        """[1], in steps."""
+        return torch.tensor([len(self.rewards)])
 
 
-# RPC handlers can reach the agent only by a module-level name.
-_requests: queue.SimpleQueue[ActionRequest | None] = queue.SimpleQueue()
+@dataclass
+class _Record:
+    """An episode under construction."""
+
+    observations: list[Tensor] = field(default_factory=list)
+    log_probs: list[Tensor] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
 
-@rpc.functions.async_execution
-def act(observer: int, observations: Tensor) -> Future[Tensor]:
-    """Called by observers: the environment actions for these observations."""
-    reply: Future[Tensor] = Future()
-    _requests.put(ActionRequest(observer, observations, reply, time.perf_counter()))
-    return reply
+class Agent:
+    """Selects an action for each state, and keeps the log-probabilities and rewards of every observer's episode."""
 
-
-class Inference:
-    """Samples actions with a copy of the policy, so that the agent can train concurrently; records its outputs."""
-
-    def __init__(self, policy: Policy, device: torch.device, batch_size: Callable[[], int], deadline_s: float) -> None:
-        """`batch_size` returns the number of requests that make a full batch."""
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        """`policy` must not change during an episode: the log-probabilities keep references to its weights."""
         self._policy = policy
         self._device = device
-        self._batch_size = batch_size
-        self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._buffers: dict[int, AgentOutputBuffer] = {}
-        self._serving: futures.Future[None] | None = None
+        self._records: dict[int, _Record] = {}
+        self._error: Exception | None = None
+        self._observers: dict[int, rpc.RRef[Observer]] = {}
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Serve requests in a thread while the body runs."""
-        with ThreadPoolExecutor(1, "inference") as executor:
-            self._serving = executor.submit(self._serve)
-            try:
-                yield
-            finally:
-                _requests.put(None)
+    @cached_property
+    def _reference(self) -> "rpc.RRef[Agent]":
+        return rpc.RRef(self)
+
+    def create_observers(self, count: int) -> None:
+        """Create an `Observer` in each of the job's `count` observers, and keep a reference to it."""
+        self._observers = {
+            rank: rpc.remote(rpc.get_worker_info(observer_name(rank)), Observer) for rank in range(count)
+        }
+
+    def release_observers(self) -> None:
+        """Drop the references to the observers before these leave: RPC warns of references that remain."""
+        self._observers.clear()
+
+    def start_episode(self, observer: int, seed: int) -> Future[None]:
+        """Have an observer run an episode. The future is done when it has ended, and fails if the observer is lost."""
+        self.begin(observer)
+        # No timeout: episodes may be long, and an observer that dies closes its connection.
+        return self._observers[observer].rpc_async(timeout=0).run_episode(self._reference, seed)
+
+    def begin(self, observer: int) -> None:
+        """Begin the record of an observer's episode."""
+        self._records[observer] = _Record()
+
+    def select_action(self, observer: int, state: Tensor) -> Tensor:
+        """Called by observers: the environment action [...] for a raw observation [...]."""
+        try:
+            with self._lock:  # A custom network may not support concurrent calls.
+                actions, log_probs = self._policy.sample_actions(state.unsqueeze(0).to(self._device))
+            env_action = self._policy.head.to_env_actions(actions)[0]
+        except Exception as error:
+            self._error = error
+            raise
+        record = self._records[observer]
+        record.observations.append(state)
+        record.log_probs.append(log_probs[0])
+        return env_action.detach().cpu()
+
+    def report_reward(self, observer: int, reward: float) -> None:
+        """Called by observers: the reward of the action that was selected last."""
+        self._records[observer].rewards.append(reward)
+
+    def episode(self, observer: int) -> Episode:
+        """The observer's episode after its end."""
+        record = self._records.pop(observer)
+        rewards = torch.tensor(record.rewards, dtype=torch.float64)
+        return Episode(torch.stack(record.observations), torch.stack(record.log_probs), rewards)
 
     def check(self) -> None:
-        """Raise the error that ended the thread, if any."""
-        if self._serving is not None and self._serving.done():
-            self._serving.result()
+        """Raise the error of an action's selection, if any: it is not the observer's, which gets it, too."""
+        if self._error is not None:
+            raise self._error
 
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        with self._lock:
-            self._policy.load_state_dict(weights)
 
-    def start_trajectory(self, observer: int) -> None:
-        self._buffers[observer] = AgentOutputBuffer()
+class Observer:
+    """Runs episodes for the agent, in a process with the role observer."""
 
-    def agent_outputs(self, observer: int) -> AgentOutputs:
-        """The agent outputs of this observer's current trajectory."""
-        return self._buffers[observer].agent_outputs()
+    def __init__(self) -> None:
+        self._rank = current().role_rank
 
-    def _serve(self) -> None:
-        while (first := _requests.get()) is not None:
-            self._reply(self._collect_batch(first))
+    @cached_property
+    def _environment(self) -> creation.Env:
+        # Created in the main thread, whose errors are this worker's and not the caller's.
+        return creation.make(current().params.environment)
 
-    def _collect_batch(self, first: ActionRequest) -> list[ActionRequest]:
-        """The first request and those that arrive before its deadline."""
-        deadline = time.monotonic() + self._deadline_s
-        requests = [first]
-        while len(requests) < self._batch_size():
-            try:
-                request = _requests.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            if request is None:
-                _requests.put(None)
-                break
-            requests.append(request)
-        return requests
+    @rpc.functions.async_execution
+    def run_episode(self, agent: rpc.RRef[Agent], seed: int) -> Future[None]:
+        """Called by the agent: run an episode in the main thread."""
+        return mailbox.post(RunEpisode(lambda: self._run(agent, seed)))
 
-    def _reply(self, requests: list[ActionRequest]) -> None:
-        counts = [len(request.observations) for request in requests]
-        columns = self._sample_actions(torch.cat([request.observations for request in requests]))
-        parts = zip(*(column.split(counts) for column in columns), strict=True)
-        for request, (actions, log_probs, env_actions) in zip(requests, parts, strict=True):
-            self._buffers[request.observer].add(request.observations, actions, log_probs)
-            request.reply.set_result(env_actions)
-        answered = time.perf_counter()
-        measurements.add(metric.INFERENCE_CALLS, len(requests))
-        measurements.add(metric.INFERENCE_BATCHES)
-        measurements.add(metric.INFERENCE_SECONDS, sum(answered - request.arrived for request in requests))
-
-    @torch.no_grad()
-    def _sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with self._lock:
-            actions, log_probs = self._policy.sample_actions(observations.to(self._device))
-            env_actions = self._policy.head.to_env_actions(actions)
-        return actions.cpu(), log_probs.cpu(), env_actions.cpu()
+    def _run(self, agent: rpc.RRef[Agent], seed: int) -> None:
+        state, _ = self._environment.reset(seed=seed)
+        kind, ended = self._environment.action_space.dtype, False
+        while not ended:
+            check_shutdown()
+            action = agent.rpc_sync().select_action(self._rank, torch.as_tensor(np.asarray(state)))
+            # With an empty index, NumPy returns a choice as a scalar and other actions as arrays.
+            state, reward, terminated, truncated, _ = self._environment.step(action.numpy().astype(kind)[()])
+            agent.rpc_sync().report_reward(self._rank, float(reward))
+            ended = terminated or truncated

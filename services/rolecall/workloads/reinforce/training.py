@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rolecall.edge.logs import about
 from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
+from rolecall.kit.environments.inference import InferenceServer
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
 from rolecall.kit.job_loop import JobLoop
@@ -21,14 +23,11 @@ from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce.algorithms import Episode
-from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
+from rolecall.workloads.reinforce.build import Learner, RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
-from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.remote import CollectRollout, Inference, ObserverPool, RolloutResult, Weights
-from rolecall.workloads.reinforce.tutorial import Agent
+from rolecall.workloads.reinforce.remote import Agent, CollectRollout, Episode, ObserverPool, RolloutResult, Weights
 
 _LOG = logging.getLogger(__name__)
 _PART = "agent"
@@ -279,11 +278,16 @@ class Training(JobLoop[UpdatePosition, Params]):
         if self._agent is not None:
             self._agent.check()
 
-    def _make_inference(self, spaces: dict[str, Any]) -> Inference:
-        policy = new_policy(self.params, spaces).to(self.context.device)
-        chosen = self.params.inference
-        return Inference(
-            policy, self.context.device, lambda: chosen.batch or self._observers.busy_count, chosen.deadline_ms / 1000
+    def _make_inference(self, spaces: dict[str, Any]) -> InferenceServer:
+        device, chosen = self.context.device, self.params.inference
+        policy = new_policy(self.params, spaces).to(device)
+
+        def sample(observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            actions, log_probs = policy.sample_actions(observations.to(device))
+            return actions, log_probs, policy.head.to_env_actions(actions)
+
+        return InferenceServer(
+            policy, sample, lambda: chosen.batch or self._observers.busy_count, chosen.deadline_ms / 1000
         )
 
     def _checkpoint_due(self) -> bool:

@@ -6,8 +6,8 @@ protocol `tutorial`, the driver reads the images and computes the loss.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: the
 model, its blocks' costs for the cuts, a stage's layers and optimizer, and the images. `stage`: the stage. `remote`:
-tensors between stages. `tutorial`: the shards of protocol `tutorial`. `training`: the driver's loops. `export`: the
-exported archive. This file, `params` and `check` never import torch.
+tensors between stages, and the shards of protocol `tutorial`. `training`: the driver's loops. `export`: the exported
+archive. This file, `params` and `check` never import torch.
 """
 
 from rolecall.kit.declarations import BUBBLE, CLASSIFIER, TRAINING

@@ -33,8 +33,7 @@ from rolecall.workloads.resnet_pipeline.build import (
 )
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, inbox
-from rolecall.workloads.resnet_pipeline.tutorial import TutorialShard
+from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, TutorialShard, inbox
 
 # Micro-batches of an evaluation that may be queued at a stage.
 _MAX_PENDING = 2

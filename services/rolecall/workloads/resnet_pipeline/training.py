@@ -25,8 +25,8 @@ from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, mean_loss
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
+from rolecall.workloads.resnet_pipeline.remote import RemotePipeline, TutorialShard
 from rolecall.workloads.resnet_pipeline.stage import PipelineStage, StageStep, execute
-from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, TutorialShard
 
 
 class Stages:

@@ -4,9 +4,9 @@ After the second half of the PyTorch tutorial "Getting Started with Distributed 
 decoder grow with the vocabulary and are on the parameter servers; the LSTM is in the trainers.
 
 `params`: the parameters. `check`: checks before the gang starts. `build`: the recurrent part, the modules on the
-servers, and the updates. `remote`: the trainers' calls of the servers. `tutorial`: the same in the tutorial's form.
-`model`: the model, shared with exports. `training`: the loop. `export`: the exported archive. This file,
-`params` and `check` never import torch.
+servers, and the updates. `remote`: the trainers' calls of the servers, in the built-in form and in the tutorial's.
+`model`: the model, shared with exports. `training`: the loop. `export`: the exported archive. This file, `params` and
+`check` never import torch.
 """
 
 from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING

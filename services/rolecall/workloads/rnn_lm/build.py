@@ -25,8 +25,7 @@ from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.model import Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import ShardedModel
-from rolecall.workloads.rnn_lm.tutorial import Decoder, EmbeddingTable, RNNModel, TutorialModel
+from rolecall.workloads.rnn_lm.remote import Decoder, EmbeddingTable, RNNModel, ShardedModel, TutorialModel
 
 
 def make_recurrent(params: Params) -> nn.Module:

@@ -19,7 +19,7 @@ from rolecall.kit.text.batches import Segment
 from rolecall.workloads.rnn_lm.build import make_recurrent
 from rolecall.workloads.rnn_lm.model import Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.tutorial import (
+from rolecall.workloads.rnn_lm.remote import (
     Decoder,
     EmbeddingTable,
     RNNModel,
