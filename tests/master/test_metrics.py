@@ -157,6 +157,23 @@ async def test_declared_metrics_and_results_stay_for_an_hour(tmp_path: Path) -> 
             assert by(found, f"rolecall_job_{name}", "job") == {}, name
 
 
+async def test_the_start_of_a_running_job_ends_with_its_first_step(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with on_master(tmp_path, clock=clock) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
+        await scraped(client)
+        clock.advance(10)
+        first = line("first_step", step=1, at=clock.now())
+        await node.progress(worker, first, line("step", step=2, spent=TimeSpent()))
+        clock.advance(10)
+        lost = by(await scraped(client), "rolecall_job_lost_seconds", "cause")
+        assert {(cause,): seconds for cause, seconds in (await client.job(job))["lost_s"].items()} == lost
+
+
 async def test_only_the_newest_of_the_recently_ended_jobs_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

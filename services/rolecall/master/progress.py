@@ -35,14 +35,16 @@ class ProgressBook:
         self._streams = streams
         self._readers: dict[str, _JobReader] = {}
 
-    async def ingest(self, database: Database, key: StreamKey) -> None:
-        """Read the new lines of a stream of a job's current attempt.
+    async def ingest(self, database: Database, key: StreamKey) -> bool:
+        """Read the new lines of a stream of a job's current attempt. Returns whether its first step was among them.
 
         Only lines to be stored need the database. Concurrent calls for a stream share the work.
         """
         reader = self._readers.setdefault(key.job, _JobReader(self._streams))
-        while await reader.read_batch(database, key):
-            pass
+        has_first_step = False
+        while (batch := await reader.read_batch(database, key)) is not None:
+            has_first_step = has_first_step or batch.first_step is not None
+        return has_first_step
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
@@ -91,8 +93,8 @@ class _JobReader:
         self._has_all_events = False
         """True if the job can have no more events from its workers."""
 
-    async def read_batch(self, database: Database, key: StreamKey) -> bool:
-        """Read the next lines of a stream; return whether there were any."""
+    async def read_batch(self, database: Database, key: StreamKey) -> LineBatch | None:
+        """Read the next lines of a stream and store what the database needs; None if there are no lines."""
         async with self._lock:
             start = self._offsets.get(key, 0)
             batch, latest = await asyncio.to_thread(self._read, key, start)
@@ -104,7 +106,7 @@ class _JobReader:
             self._offsets[key] = batch.end
             if (names := self._names[key]).is_due():
                 await asyncio.to_thread(self._save, names)
-            return batch.end > start
+            return batch if batch.end > start else None
 
     def log_skipped(self) -> None:
         """Log the number of skipped lines of each stream, of which only the first was logged."""
