@@ -1,6 +1,6 @@
 """The events of a job as people read them."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rolecall.spec.api import Event
 from rolecall.spec.folding import folded
@@ -12,3 +12,9 @@ def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
     kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
     events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
     assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
+
+
+def test_an_event_that_arrived_late_is_at_its_time() -> None:
+    times = {1: 0, 2: 20, 3: 10, 4: 20}
+    events = [Event(id=id, at=NOW + timedelta(seconds=s), attempt=1, kind="k", message="m") for id, s in times.items()]
+    assert [event.id for event, _ in folded(events)] == [4, 2, 3, 1]

@@ -23,7 +23,7 @@ def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = No
             if json:
                 print_json(client.raw)
                 return
-            for event in found:
+            for event in sorted(found, key=lambda event: event.at):  # What a worker reports can arrive late.
                 print_event(event)
             return
         try:

@@ -97,8 +97,7 @@ def _built_in(rules: Schedule, ranks: int, micro_batches: int, virtual: int | No
             f"--micro-batches is {micro_batches}; {rules.name} with {ranks} ranks and {ranks * stages} virtual stages "
             f"requires {rules.micro_batches.description}; nearest valid: {nearest(valid, micro_batches)}",
         )
-    own = f", {stages} virtual stages each" if stages > 1 else ""
-    title = f"{rules.name}, {ranks} ranks{own}, {micro_batches} micro-batches"
+    title = _title(rules.name, ranks, stages, micro_batches)
     return planned_order(rules.name, ranks, micro_batches, stages), title
 
 
@@ -121,8 +120,13 @@ def _from_file(path: Path, *given: int | None) -> tuple[list[list[Task]], str]:
     for option, expected, found in zip(names, given, has, strict=True):
         if expected not in (None, found):
             raise CommandError(Exit.USAGE, f"{option} is {expected}, but {path} has {found}; omit the option")
-    title = f"{path.name}, {own.ranks} ranks, {own.virtual_stages} stages each, {own.micro_batches} micro-batches"
+    title = _title(path.name, own.ranks, own.virtual_stages, own.micro_batches)
     return [list(tasks) for tasks in own.order], title
+
+
+def _title(name: str, ranks: int, stages: int, micro_batches: int) -> str:
+    own = f", {stages} virtual stages each" if stages > 1 else ""
+    return f"{name}, {ranks} ranks{own}, {micro_batches} micro-batch{'es' * (micro_batches != 1)}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -56,7 +56,7 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
         print_checkpoints(checkpoints[:_CHECKPOINTS])
-    lines = folded(events[::-1])
+    lines = folded(events)
     out.print(f"\n[bold]events[/]{_count(len(lines), _EVENTS, 'rolecall events', job)}")
     for event, others in lines[:_EVENTS][::-1]:
         print_event(event, f"(and {others} before)" if others else "")

@@ -7,9 +7,11 @@ from rolecall.spec.api import RETENTION, Event
 
 
 def folded(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The events, each with the number of those that follow it and aren't shown.
+    """The events, newest first, each with the number of those that follow it and aren't shown.
 
-    Of consecutive events about deleted old checkpoints, only the first is shown.
+    The ids are in the order of arrival at the master, and what a worker reports can arrive late. Of consecutive events
+    about deleted old checkpoints, only the first is shown.
     """
-    runs = groupby(events, key=lambda event: event.kind if event.kind == RETENTION else event.id)
+    newest_first = sorted(events, key=lambda event: (event.at, event.id), reverse=True)
+    runs = groupby(newest_first, key=lambda event: event.kind if event.kind == RETENTION else event.id)
     return [(run[0], len(run) - 1) for run in (list(found) for _, found in runs)]

@@ -222,7 +222,7 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         by_node=by_node,
         figures=figures,
         without=without,
-        events=folded((await api.get(EventList, "jobs", job, "events")).events[::-1]),
+        events=folded((await api.get(EventList, "jobs", job, "events")).events),
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,
     )
