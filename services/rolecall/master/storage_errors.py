@@ -107,7 +107,7 @@ class Pulse:
         self.passes, self.busy_s = 0, 0.0
         """Successful passes, and the seconds that they took."""
         self.succeeded = False
-        """True if the last pass succeeded. A pass that has to be repeated, although it raised no error, sets it."""
+        """True if the last pass succeeded. A pass that left something to do, but raised no error, sets it to False."""
 
     @contextmanager
     def next_pass(self) -> Generator[None]:
