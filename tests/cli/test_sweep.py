@@ -156,7 +156,8 @@ def test_the_best_value_is_marked_in_the_direction_that_the_workload_declares(
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = ended("failed").model_copy(update={"id": "rnn-lm-9e59f7cf", "reason": "it has a reason of many words"})
     good = [ended(test_loss=0.5, wall_s=12.3, samples_per_s=20_000.5) for _ in range(2)]
-    done = measured([("params.optimizer", ("a" * 50, "b" * 50))], [failed], good)
+    settings = [("params.max_steps", (10,)), ("params.optimizer", ("a" * 50, "b" * 50))]
+    done = measured(settings, [failed], good)
     for width in (80, 120):
         sent = StringIO()
         terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
@@ -165,6 +166,7 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> No
         sweep._print(done, "test_loss", "lower", as_json=False)  # pyright: ignore[reportPrivateUsage]
         heading, *rows = [line.rstrip() for line in sent.getvalue().splitlines()]
         assert max(map(len, (heading, *rows))) <= width
+        assert "MAX_STEPS" not in heading, "all jobs have the same"
         assert [row.split()[0][-1] for row in rows[:2]] == ["…", "…"]
         assert "rnn-lm-9e59f7cf" in rows[0]
         assert ("REASON" in heading, "it has a reason" in rows[0]) == ((width == 120),) * 2

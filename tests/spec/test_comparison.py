@@ -45,6 +45,13 @@ def test_a_job_without_resources_of_its_own_has_no_row_for_them() -> None:
     assert {row.name: row.values for row in found} == {"resources.trainer.threads": [None, "2"]}
 
 
+def test_fields_of_a_kind_are_together() -> None:
+    first = job("a", own=1).model_copy(update={"result": {"test_auc": 0.5}})
+    second = job("b", other=1).model_copy(update={"result": {"test_loss": 2.0}})
+    found = [row.name for row in differences([first, second], SCHEMAS)]
+    assert found == ["workload", "params.own", "params.other", "result.test_auc", "result.test_loss"]
+
+
 def test_nested_values_have_paths() -> None:
     given = {"text": {"train": ["a", "b"], "lowercase": True}, "name": "x", "empty": {}}
     found = [("text.train", '["a", "b"]'), ("text.lowercase", "true"), ("name", "x"), ("empty", "{}")]

@@ -37,4 +37,5 @@ def audit(limit: Limit = 50, newer: Since = None, json: Json = False, url: Url =
         for entry in found
     ]
     headings = ("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS")
-    print_table(headings, rows, empty="the audit log has no such entries")
+    shorten = {"TOKEN": 10, "ACTION": 12, "TARGET": 14}
+    print_table(headings, rows, drop=("CALLS", "FROM"), shorten=shorten, empty="the audit log has no such entries")

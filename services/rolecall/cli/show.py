@@ -126,6 +126,8 @@ def _print_attempts(job: JobDocument) -> None:
             for w in attempt.workers
         ]
         if rows:  # Old attempts have none.
-            print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
+            # The cause is whole above. With --json, all failures are.
+            headings = ("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE")
+            print_table(headings, rows, drop=("PID",), shorten={"FAILURE": 30})
         if traceback := traceback_of(attempt):
             out.print(f"\n{escape(traceback)}")

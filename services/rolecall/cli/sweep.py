@@ -190,16 +190,23 @@ def _print(done: Sequence[Variant], metric: str | None, better: Direction | None
     columns = _COLUMNS | ({metric: metric.upper()} if metric and metric not in _COLUMNS else {})
     if metric and better:
         columns[metric] += f" {ARROWS[better]}"
-    given = [short(path).upper() for path in done[0].values]
+    paths = _varied(done) if out.is_bounded else list(done[0].values)
+    given = [short(path).upper() for path in paths]
     headings = [*given, "STATE", "JOB", *columns.values(), "REASON"]
-    rows = [_row(one, list(columns), metric if place in winners else None) for place, one in enumerate(done)]
+    rows = [_row(one, paths, list(columns), metric if place in winners else None) for place, one in enumerate(done)]
     # The speed is of least use if the sweep is about another metric. `rolecall show` has the reason, too.
     drop = [*(heading for name, heading in columns.items() if name != (metric or SAMPLES_PER_S)), "REASON"]
     shorten = dict.fromkeys(given, _VALUE_CHARS) | {"REASON": _REASON_CHARS}
     print_table([escape(heading) for heading in headings], rows, drop=drop, shorten=shorten)
 
 
-def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[str]:
+def _varied(done: Sequence[Variant]) -> list[str]:
+    """The paths whose values differ; all if none does."""
+    paths = list(done[0].values)
+    return [path for path in paths if any(one.values[path] != done[0].values[path] for one in done)] or paths
+
+
+def _row(variant: Variant, paths: Sequence[str], columns: Sequence[str], best_in: str | None) -> list[str]:
     """The cells of a variant. `best_in` is the metric of which it has the best value."""
     states = [run.state for run in variant.runs]
     counted = [(state, states.count(state)) for state in dict.fromkeys(states)]
@@ -209,7 +216,7 @@ def _row(variant: Variant, columns: Sequence[str], best_in: str | None) -> list[
     ]
     reasons = [(run.id, run.reason.splitlines()[0]) for run in variant.runs if run.reason]
     return [
-        *(escape(shown(value)) for value in variant.values.values()),
+        *(escape(shown(variant.values[path])) for path in paths),
         ", ".join(styled),
         escape(("\n" if out.is_bounded else ", ").join(run.id for run in variant.runs)),
         *(_cell(variant.spread(column), is_best=column == best_in) for column in columns),

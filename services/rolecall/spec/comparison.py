@@ -14,6 +14,7 @@ from rolecall.spec.json_schema import chosen_params
 OTHER_WORKLOADS = (
     "The jobs have different workloads: parameters that only some of them have are listed if someone has set them."
 )
+_FIELDS = ("workload", "roles", "resources", "params", "result")
 _PARAMS = "params."
 _LONG_PATH = 200
 _PLAIN_KEY = re.compile(r'[^."]+')
@@ -48,6 +49,7 @@ def differences(jobs: Sequence[JobDocument], schemas: Mapping[str, Mapping[str, 
         for name, value in leaves(fields):
             found[name][place] = value
     rows = [Row(name, values) for name, values in found.items() if len(set(values)) > 1]
+    rows.sort(key=lambda row: _FIELDS.index(row.name.partition(".")[0]))
     if have_one_workload(jobs):
         return rows
     chosen = {name for job in jobs for name in _chosen(job, schemas.get(job.workload))}
