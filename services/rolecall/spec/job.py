@@ -102,7 +102,10 @@ class Progress(Value):
     samples_per_s: float | None = None
     seconds_left: float | None = None
     start_s: StartTimes | None = None
-    """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step."""
+    """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step.
+
+    Null in lists of jobs, and before that step.
+    """
     metrics: dict[str, float] = Field(default_factory=dict)
     """Other values that the workload reports, such as `validation_auc`."""
     spent: TimeSpent | None = None
