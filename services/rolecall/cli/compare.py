@@ -11,13 +11,13 @@ from rolecall.cli.completion import job_ids
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import ARROWS, cut, out, print_json, print_table, state
+from rolecall.cli.output import ARROWS, out, print_json, print_table, state
 from rolecall.cli.variants import direction, metrics
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
-from rolecall.spec.visible import one_line
+from rolecall.spec.visible import cut, one_line
 
 _RESULT = "result."
 _CHARS = 60

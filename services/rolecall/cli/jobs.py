@@ -10,10 +10,11 @@ from rich.table import Table
 
 from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state
+from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import cut
 
 _REASON_CHARS = 160
 State = Annotated[

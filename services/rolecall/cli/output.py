@@ -166,11 +166,6 @@ def width(cell: str) -> int:
     return max(line.cell_len for line in out.render_str(cell).split(allow_blank=True))
 
 
-def cut(text: str, chars: int) -> str:
-    """`text` with up to `chars` characters."""
-    return text if len(text) <= chars else f"{text[: chars - 1]}…"
-
-
 def none_of(things: str, document: JobOverview) -> str:
     """The line that replaces an empty table of what a job has."""
     return f"job {document.id} has no {things}{'' if document.state.ended else ' yet'}"

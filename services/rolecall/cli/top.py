@@ -11,16 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from rolecall.cli.declarations import Declarations
-from rolecall.cli.exits import Exit
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, cut, make_table, out, print_json, progress, state
+from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.client import Client
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import cut
 
 _OPEN = [one.value for one in JobState if not one.ended]
 _MAX_JOBS = 200
@@ -40,13 +40,10 @@ def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: U
         if once or not out.is_terminal:
             out.print(_view(client, declarations))
             return
-        try:
-            with Live(console=out, screen=True, auto_refresh=False) as live:
-                while True:
-                    live.update(retry_while_unavailable(lambda: _view(client, declarations)), refresh=True)
-                    time.sleep(interval)
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
+        with Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(retry_while_unavailable(lambda: _view(client, declarations)), refresh=True)
+                time.sleep(interval)
 
 
 def _documents(client: Client) -> dict[str, object]:

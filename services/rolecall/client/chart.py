@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from rolecall.spec.bounds import storable
 from rolecall.spec.ticks import nice_step
-from rolecall.spec.visible import one_line
+from rolecall.spec.visible import cut, one_line
 
 _LEFT, _TOP, _BOTTOM, _MARGIN = 84, 64, 64, 24
 _PLOT_WIDTH, _PLOT_HEIGHT = 600, 320
@@ -91,7 +91,7 @@ def svg(chart: Chart) -> str:
     x = _Numbers.of(chart.x_values) or _Categories(tuple(map(str, chart.x_values)))
     y = _Values.of(lows, highs, from_zero=isinstance(x, _Categories))
     labeled = chart.series if len(chart.series) > 1 else ()
-    legend_width = max((_width(_cut(one.label, _LEGEND_CHARS)) + 44 for one in labeled), default=0)
+    legend_width = max((_width(cut(one.label, _LEGEND_CHARS)) + 44 for one in labeled), default=0)
     width = _LEFT + _PLOT_WIDTH + _MARGIN + legend_width
     height = _TOP + max(_PLOT_HEIGHT, _LEGEND_ROW * len(labeled)) + _BOTTOM
     body = [*_frame(chart, x, y), *_data(chart, x, y), *_legend(labeled)]
@@ -156,7 +156,7 @@ class _Categories:
 
     def labels(self) -> Iterator[tuple[float, str]]:
         for index, name in enumerate(self.names):
-            yield self.at(index), _cut(name, max(2, int(self.band / _CHAR)))
+            yield self.at(index), cut(name, max(2, int(self.band / _CHAR)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def _head(chart: Chart, width: int, height: int) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="12">'
     )
-    heading = _text(_cut(chart.title, int(_PLOT_WIDTH / (_CHAR * 16 / 12))))
+    heading = _text(cut(chart.title, int(_PLOT_WIDTH / (_CHAR * 16 / 12))))
     yield f"<title>{_text(chart.title)}</title>"
     yield "<style>"
     yield from _colors("#ffffff", "#1f2328", "#59636e", "#d1d9e0", _LIGHT)
@@ -237,7 +237,7 @@ def _frame(chart: Chart, x: _Numbers | _Categories, y: _Values) -> Iterator[str]
         yield f'<text class="pale" x="{at:.1f}" y="{bottom + 20}" text-anchor="middle">{_text(label)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>'
     middle, center = _LEFT + _PLOT_WIDTH // 2, _TOP + _PLOT_HEIGHT // 2
-    x_title, y_title = _cut(chart.x_title, int(_PLOT_WIDTH / _CHAR)), _cut(chart.y_title, int(_PLOT_HEIGHT / _CHAR))
+    x_title, y_title = cut(chart.x_title, int(_PLOT_WIDTH / _CHAR)), cut(chart.y_title, int(_PLOT_HEIGHT / _CHAR))
     yield f'<text class="ink" x="{middle}" y="{bottom + 46}" text-anchor="middle">{_text(x_title)}</text>'
     yield (
         f'<text class="ink" x="18" y="{center}" text-anchor="middle" transform="rotate(-90 18 {center})">'
@@ -291,15 +291,11 @@ def _legend(labeled: Sequence[ChartSeries]) -> Iterator[str]:
     for index, series in enumerate(labeled):
         at = _TOP + 10 + _LEGEND_ROW * index
         yield f'<g class="s{index % len(_LIGHT)}">{_marker(index, left, at)}</g>'
-        yield f'<text class="ink" x="{left + 14}" y="{at + 4}">{_text(_cut(series.label, _LEGEND_CHARS))}</text>'
+        yield f'<text class="ink" x="{left + 14}" y="{at + 4}">{_text(cut(series.label, _LEGEND_CHARS))}</text>'
 
 
 def _width(text: str) -> float:
     return len(text) * _CHAR
-
-
-def _cut(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
 def _text(text: str) -> str:

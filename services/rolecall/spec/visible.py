@@ -40,6 +40,11 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
+def cut(text: str, chars: int) -> str:
+    """`text` with up to `chars` characters."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
 def listed(names: Collection[str], most: int = 10) -> str:
     """Up to `most` names, separated by commas, and the number of the others."""
     more = len(names) - most
