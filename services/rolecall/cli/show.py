@@ -1,7 +1,7 @@
 """`rolecall show`: show one job in detail."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -9,7 +9,7 @@ from rich.markup import escape
 from rolecall.cli.checkpoints import print_checkpoints
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow, traceback_of
-from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.options import Follow, JobId, Json, Token, Url, connect
 from rolecall.cli.output import (
     age,
     goodput,
@@ -31,9 +31,6 @@ from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
 _EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
-]
 
 
 def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:

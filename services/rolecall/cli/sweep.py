@@ -20,7 +20,6 @@ from rolecall.cli.options import Token, Url, connect
 from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table
 from rolecall.cli.variants import (
     Direction,
-    Setting,
     Spread,
     Variant,
     best,
@@ -90,7 +89,9 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     wanted = plotted if metric or plot else None
     with connect(url, token) as client:
         workloads = _workloads(client, planned)
-        _check_paths(workloads, settings)
+        # The master checks the values when the jobs are submitted.
+        for workload, (path, _) in product(workloads, settings):
+            check_path(path, workload)
         if wanted:
             for workload in workloads:
                 check_metric(wanted, workload)
@@ -118,12 +119,6 @@ def _workloads(client: Client, planned: Sequence[Variant]) -> list[WorkloadDocum
     if not names:
         raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
     return [client.workload(name) for name in names]
-
-
-def _check_paths(workloads: Sequence[WorkloadDocument], settings: Sequence[Setting]) -> None:
-    """Raise an error if a job has no field for a value. The master checks the values when the jobs are submitted."""
-    for workload, (path, _) in product(workloads, settings):
-        check_path(path, workload)
 
 
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:

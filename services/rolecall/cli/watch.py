@@ -12,7 +12,6 @@ from rich.text import Text
 
 from rolecall.cli.curve import plot
 from rolecall.cli.declarations import Declarations
-from rolecall.cli.exits import Exit
 from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
 from rolecall.cli.metrics import chosen_metrics, lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
@@ -47,7 +46,7 @@ def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None,
             document = _draw_to_end(client, job, metric or ())
         except KeyboardInterrupt:
             err.print(f"job {job} continues; to watch it again: rolecall watch {job}")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            raise
         print_outcome(document)
         raise typer.Exit(EXITS[document.state])
 
