@@ -310,10 +310,6 @@ class Params(TrainingParams):
     def _valid_text(self) -> Self:
         check_sequences(self.text, self.batch_size, self.context)
         check_prompt(self.text, self.sample)
-        return self
-
-    @model_validator(mode="after")
-    def _has_validation(self) -> Self:
         if self.early_stopping and self.text.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
