@@ -48,7 +48,9 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
         params = _chosen(client, document)
         checkpoints, events = client.checkpoints(job), client.events(job)
     _print_facts(document)
-    _print_params(params)
+    if chosen := list(leaves(params)) if params else []:
+        out.print("\n[bold]params[/]")
+        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
     _print_attempts(document)
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
@@ -98,13 +100,6 @@ def _print_facts(job: JobDocument) -> None:
 def _named(values: Mapping[str, Any]) -> str:
     """Such as `test_auc=0.9214 test_loss=0.2787`. A job's code can report any names."""
     return escape(" ".join(f"{one_line(name)}={number(value)}" for name, value in values.items()))
-
-
-def _print_params(params: Mapping[str, Any]) -> None:
-    chosen = list(leaves(params)) if params else []
-    if chosen:
-        out.print("\n[bold]params[/]")
-        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
 
 
 def _print_attempts(job: JobDocument) -> None:
