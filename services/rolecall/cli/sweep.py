@@ -17,7 +17,7 @@ from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
 from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
-from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table
+from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table, write_text
 from rolecall.cli.variants import (
     Direction,
     Spread,
@@ -229,8 +229,5 @@ def _plot(path: Path, found: Chart | None) -> None:
     if found is None:
         err.print("no job has a value to plot")
         return
-    try:
-        path.write_text(svg(found), encoding="utf-8")
-    except OSError as error:
-        raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None
+    write_text(path, svg(found))
     err.print(f"plot in {escape(str(path))}")
