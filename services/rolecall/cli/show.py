@@ -6,7 +6,6 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from rolecall.cli.checkpoints import print_checkpoints
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow, traceback_of
 from rolecall.cli.options import Follow, JobId, Json, Token, Url, connect
@@ -22,6 +21,7 @@ from rolecall.cli.output import (
     state,
     step_times,
 )
+from rolecall.cli.stored import print_checkpoints
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.folding import folded
