@@ -9,7 +9,7 @@ from tests.runtime.test_attempt_client import answering
 
 from rolecall.runtime import artifacts, attempt_client
 from rolecall.runtime.artifacts import Artifacts
-from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
+from rolecall.runtime.blobs import SharedBlobs
 from rolecall.spec.errors import BlobsUnavailable
 
 
@@ -24,7 +24,7 @@ def test_a_master_that_is_unavailable_for_long_is_waited_for(tmp_path: Path) -> 
     events: list[str] = []
     answers = [503] * 10 + [200, 503, 503, 503, 503, 200]
     with answering(answers) as client:
-        Artifacts(MasterBlobs(client), client, 1, on_wait=events.append).put("model", tmp_path / "model")
+        Artifacts(client, client, 1, on_wait=events.append).put("model", tmp_path / "model")
     assert answers == [200]
     assert events[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
 

@@ -44,18 +44,18 @@ def answering(
 
 def test_what_the_master_does_not_have_is_distinguished(tmp_path: Path) -> None:
     with answering([404]) as client, pytest.raises(NoSuchBlob):
-        client.get_blob("1/part", tmp_path / "part")
+        client.get("1/part", tmp_path / "part")
 
 
 def test_what_a_slow_network_or_a_proxy_causes_is_tried_again(tmp_path: Path) -> None:
     with answering([408, 429, 200]) as client:
-        client.get_blob("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")
 
 
 def test_a_limit_of_what_may_be_stored_ends_the_job_without_another_attempt(tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(b"weights")
     with answering([413, 200]) as client, pytest.raises(QuotaExceeded) as refused:
-        client.put_blob("part", tmp_path / "part", "0" * 64)
+        client.put("part", tmp_path / "part", "0" * 64)
     assert not refused.value.retryable
 
 
@@ -65,7 +65,7 @@ def test_a_refusal_after_a_success_is_the_one_of_a_proxy(tmp_path: Path, status:
     clock = ManualClock()
     answers = [200, status, 200]
     with answering(answers, clock) as client:
-        client.get_blob("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")
         client.record_checkpoint(_MANIFEST)
         answers[:] = [status]
         with pytest.raises(BlobsUnavailable, match=f"for 30. s: {status} "):
@@ -82,7 +82,7 @@ def test_a_first_refusal_says_what_to_look_at(tmp_path: Path, status: int) -> No
     clock = ManualClock()
     remedy = rf"\({status} .*is a proxy between this node and the master at 127\.0\.0\.1"
     with answering([503, status, 200], clock) as client, pytest.raises(CheckpointError, match=remedy) as raised:
-        client.get_blob("1/part", tmp_path / "part")
+        client.get("1/part", tmp_path / "part")
     assert not isinstance(raised.value, BlobsUnavailable)
     assert clock.pauses == [0.0, 0.1, 0.0], "only the 503 is tried again"
 
@@ -91,7 +91,7 @@ def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path) -> None:
     """The patience begins with the first failure, however long the transfer had taken till then."""
     clock = ManualClock()
     with answering([503, 200], clock, after_s=400) as client:
-        client.get_blob("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")
     assert len(clock.pauses) == 3, "two answers, and the pause between them"
 
 
@@ -101,7 +101,7 @@ def test_pauses_double_up_to_five_seconds_for_five_minutes(tmp_path: Path) -> No
         answering([503], clock) as client,
         pytest.raises(BlobsUnavailable, match=r"could neither store nor send files for 30\d s"),
     ):
-        client.get_blob("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")
     assert [pause for pause in clock.pauses if pause][:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
@@ -110,11 +110,11 @@ def test_a_master_that_stays_away_is_waited_for_once(tmp_path: Path) -> None:
     answers = [503] * 1000
     with answering(answers) as client:
         with pytest.raises(BlobsUnavailable):
-            client.get_blob("1/part", tmp_path / "fetched")
+            client.get("1/part", tmp_path / "fetched")
         left = len(answers)
         with pytest.raises(BlobsUnavailable):
-            client.get_blob("1/part", tmp_path / "fetched")
+            client.get("1/part", tmp_path / "fetched")
         assert left - len(answers) == 1
         answers[:] = [200, 503, 200]
-        client.get_blob("1/part", tmp_path / "fetched")
-        client.get_blob("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")
+        client.get("1/part", tmp_path / "fetched")

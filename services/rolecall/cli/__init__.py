@@ -1,4 +1,4 @@
-"""The `rolecall` command, one file per command.
+"""The `rolecall` command, a file for each command or a few similar ones.
 
 `client` calls the master, `output` prints for people, and `exits` has the exit codes for scripts.
 """

@@ -6,32 +6,29 @@ import typer
 from rich.markup import escape
 
 from rolecall import __version__
-from rolecall.cli.actions import cancel, pause, resume, retry
-from rolecall.cli.artifacts import artifacts
+from rolecall.cli.actions import cancel, pause, resume, retry, update
 from rolecall.cli.audit import audit
-from rolecall.cli.checkpoints import checkpoints
 from rolecall.cli.choices import Commands
 from rolecall.cli.compare import compare
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.events import events
 from rolecall.cli.exits import CommandError, exit_code
+from rolecall.cli.export import mlflow, tensorboard
 from rolecall.cli.inspect import profile, stacks, timeline
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
 from rolecall.cli.logs import logs
 from rolecall.cli.metrics import metrics
-from rolecall.cli.mlflow import mlflow
 from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
 from rolecall.cli.schedule import schedule
 from rolecall.cli.show import show
+from rolecall.cli.stored import artifacts, checkpoints
 from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
-from rolecall.cli.tensorboard import tensorboard
 from rolecall.cli.tokens import tokens
 from rolecall.cli.top import top
-from rolecall.cli.update import update
 from rolecall.cli.watch import watch
 from rolecall.cli.workloads import workloads
 from rolecall.client import ClientError

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
-from rolecall.cli.declarations import Declarations
+from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import ARROWS, out, print_json, print_table, state
@@ -37,8 +37,8 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     with connect(url, token) as client:
         found = [client.job(job) for job in jobs]
         schemas = {} if have_one_workload(found) else _schemas(client, found)
-        declarations = Declarations(client)
-        declared = [] if json else [metric for job in found for metric in declarations.of(job.workload)]
+        metrics_of = declared_metrics(client)
+        declared = [] if json else [metric for job in found for metric in metrics_of(job.workload)]
     rows = differences(found, schemas)
     fields = [(row.name, row.values) for row in rows if not row.name.startswith(_RESULT)]
     scores = [metrics(job) for job in found]

@@ -62,8 +62,6 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
     except ClientError as error:
         check, remedy = _ERRORS.get(type(error), ("master", "check the master's log"))
         findings.append(_finding(_HERE, check, Level.ERROR, _headline(error), remedy))
-    except KeyboardInterrupt:
-        raise typer.Exit(Exit.INTERRUPTED) from None
     if json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:

@@ -1,21 +1,16 @@
 """`rolecall events`: what has happened to a job."""
 
 import json as json_library
-from typing import Annotated
 
-import typer
 from rich.markup import escape
 
-from rolecall.cli.exits import Exit
-from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.options import Continue, JobId, Json, Token, Url, connect
 from rolecall.cli.output import STYLES, out, print_json
 from rolecall.client import Job
 from rolecall.spec.api import Event
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 
-
-def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
+def events(job: JobId, follow: Continue = False, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Show the events of a job; with --json --follow, print one JSON object per line."""
     with connect(url, token) as client:
         if not follow:
@@ -26,14 +21,11 @@ def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = No
             for event in sorted(found, key=lambda event: event.at):  # What a worker reports can arrive late.
                 print_event(event)
             return
-        try:
-            for event in Job(client, job).follow():
-                if json:
-                    print(json_library.dumps(event.model_dump(mode="json")), flush=True)
-                else:
-                    print_event(event)
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
+        for event in Job(client, job).follow():
+            if json:
+                print(json_library.dumps(event.model_dump(mode="json")), flush=True)
+            else:
+                print_event(event)
 
 
 def print_event(event: Event, note: str = "") -> None:

@@ -26,7 +26,7 @@ class Exit(IntEnum):
     UNAUTHORIZED = 7
     """The token is missing or invalid, or lacks the required scope."""
     INTERRUPTED = 130
-    """Interrupted by Ctrl-C; a followed job continues, the running job of a sweep is cancelled."""
+    """Interrupted by Ctrl-C, which Typer handles; a followed job continues, the running job of a sweep is cancelled."""
 
 
 class CommandError(Exception):

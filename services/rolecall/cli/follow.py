@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from rolecall.cli.declarations import Declarations
+from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.exits import Exit
 from rolecall.cli.output import err, out, outcome, print_json, progress
 from rolecall.client import Client, Unreachable
@@ -79,7 +79,7 @@ def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
 
 def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
-    declarations = Declarations(client)
+    metrics_of = declared_metrics(client)
     with view() as show:
         seen, shown_event, shown_reason, shown = 0, None, None, set[tuple[int | None, str]]()
         while True:
@@ -100,7 +100,7 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             shown_reason = document.waiting_for
             if document.state.ended:
                 return document, raw
-            declared = retry_while_unavailable(lambda name=document.workload: declarations.of(name))
+            declared = retry_while_unavailable(lambda name=document.workload: metrics_of(name))
             show(document, progress(document.progress, declared, is_brief=err.is_terminal and err.width < _WIDE))
             time.sleep(POLL_S)
 

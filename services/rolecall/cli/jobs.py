@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.declarations import Declarations
+from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.spec.api import MetricDocument
@@ -51,8 +51,8 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
             return
-        declarations = Declarations(client)
-        declared = {name: declarations.of(name) for name in {job.workload for job in found}}
+        metrics_of = declared_metrics(client)
+        declared = {name: metrics_of(name) for name in {job.workload for job in found}}
     given = only or workload or name or label or owner
     out.print(job_table(out, found, declared) if found else f"no jobs{' meet the conditions' if given else ''}")
 

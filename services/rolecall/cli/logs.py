@@ -9,15 +9,13 @@ from typing import Annotated
 
 import typer
 
-from rolecall.cli.exits import Exit
 from rolecall.cli.follow import log_lines
-from rolecall.cli.options import JobId, Json, Token, Url, connect, parse_age
+from rolecall.cli.options import Continue, JobId, Json, Token, Url, connect, parse_age
 from rolecall.cli.output import err, print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
 
 _PLAIN = "\x1b[0m"
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
 OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker with this rank.")]
 OfAttempt = Annotated[
@@ -39,7 +37,7 @@ Grep = Annotated[
 
 def logs(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
-    follow: Follow = False,
+    follow: Continue = False,
     role: OfRole = None,
     rank: OfRank = None,
     attempt: OfAttempt = None,
@@ -68,8 +66,6 @@ def logs(  # noqa: PLR0917 - the command line is the signature
             elif not _print_chunks(client.log(job, query)) and tail != 0:
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
         finally:
             if sys.stdout.isatty():  # The job may have left a color, or concealed what follows.
                 print(_PLAIN, end="", flush=True)

@@ -29,6 +29,10 @@ Token = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
 CLEAR_TEXT = "calls to {url} leave this machine in clear text, and contain the token"
 CLEAR_TEXT_REMEDY = "set ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master, and ROLECALL_TLS_CA here"
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
+]
+Continue = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.", autocompletion=job_ids)
 ]

@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.metric import Split
@@ -69,6 +70,13 @@ def print_written(path: Path) -> None:
     """Print the path of a file to stdout, for scripts, and its size and folder to stderr."""
     out.print(str(path), markup=False)
     err.print(f"wrote {size(path.stat().st_size)} to {path.absolute()}", markup=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None
 
 
 def print_table(

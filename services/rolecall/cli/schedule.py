@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.output import out, print_json
+from rolecall.cli.output import out, print_json, write_text
 from rolecall.kit.csv_schedules import MAX_BYTES, format_schedule, parse_schedule
 from rolecall.kit.divisors import nearest
 from rolecall.kit.orders import planned_order
@@ -66,9 +66,9 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
     planned, idle = timed(order), bubble(order)
     facts = f"bubble {idle:.1%}, duration {makespan(order)} forward passes"
     if svg is not None:
-        _write(svg, schedule_svg(planned, title, facts))
+        write_text(svg, schedule_svg(planned, title, facts))
     if csv is not None:
-        _write(csv, format_schedule(order))
+        write_text(csv, format_schedule(order))
     if json:
         rows = [[{"task": str(one.task), "begin": one.begin, "end": one.end} for one in tasks] for tasks in planned]
         print_json({"schedule": title, "bubble": idle, "length": makespan(order), "ranks": rows})
@@ -127,10 +127,3 @@ def _from_file(path: Path, *given: int | None) -> tuple[list[list[Task]], str]:
 def _title(name: str, ranks: int, stages: int, micro_batches: int) -> str:
     own = f", {stages} virtual stages each" if stages > 1 else ""
     return f"{name}, {ranks} ranks{own}, {micro_batches} micro-batch{'es' * (micro_batches != 1)}"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None

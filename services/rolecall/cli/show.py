@@ -1,15 +1,14 @@
 """`rolecall show`: show one job in detail."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 
-from rolecall.cli.checkpoints import print_checkpoints
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow, traceback_of
-from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.options import Follow, JobId, Json, Token, Url, connect
 from rolecall.cli.output import (
     age,
     goodput,
@@ -22,6 +21,7 @@ from rolecall.cli.output import (
     state,
     step_times,
 )
+from rolecall.cli.stored import print_checkpoints
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.folding import folded
@@ -31,9 +31,6 @@ from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
 _EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
-]
 
 
 def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -51,7 +48,9 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
         params = _chosen(client, document)
         checkpoints, events = client.checkpoints(job), client.events(job)
     _print_facts(document)
-    _print_params(params)
+    if chosen := list(leaves(params)) if params else []:
+        out.print("\n[bold]params[/]")
+        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
     _print_attempts(document)
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
@@ -101,13 +100,6 @@ def _print_facts(job: JobDocument) -> None:
 def _named(values: Mapping[str, Any]) -> str:
     """Such as `test_auc=0.9214 test_loss=0.2787`. A job's code can report any names."""
     return escape(" ".join(f"{one_line(name)}={number(value)}" for name, value in values.items()))
-
-
-def _print_params(params: Mapping[str, Any]) -> None:
-    chosen = list(leaves(params)) if params else []
-    if chosen:
-        out.print("\n[bold]params[/]")
-        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
 
 
 def _print_attempts(job: JobDocument) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.follow import follow
 from rolecall.cli.job_file import File, Set, changed_job
-from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.options import Follow, Json, Token, Url, connect
 from rolecall.cli.output import err, out, print_json, print_table
 from rolecall.client import Client, ClientError
 from rolecall.spec.job import JobPlan
@@ -18,9 +18,6 @@ from rolecall.spec.state import JobState
 _REASON_S, _POLL_S = 1.0, 0.1
 _UNCHECKED = "its nodes check files, environments and code of its own when it starts"
 
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
-]
 Wait = Annotated[bool, typer.Option("--wait", help="Like --follow, without events and progress.")]
 DryRun = Annotated[
     bool,

@@ -17,10 +17,9 @@ from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
 from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
-from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table
+from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table, write_text
 from rolecall.cli.variants import (
     Direction,
-    Setting,
     Spread,
     Variant,
     best,
@@ -90,7 +89,9 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     wanted = plotted if metric or plot else None
     with connect(url, token) as client:
         workloads = _workloads(client, planned)
-        _check_paths(workloads, settings)
+        # The master checks the values when the jobs are submitted.
+        for workload, (path, _) in product(workloads, settings):
+            check_path(path, workload)
         if wanted:
             for workload in workloads:
                 check_metric(wanted, workload)
@@ -118,12 +119,6 @@ def _workloads(client: Client, planned: Sequence[Variant]) -> list[WorkloadDocum
     if not names:
         raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
     return [client.workload(name) for name in names]
-
-
-def _check_paths(workloads: Sequence[WorkloadDocument], settings: Sequence[Setting]) -> None:
-    """Raise an error if a job has no field for a value. The master checks the values when the jobs are submitted."""
-    for workload, (path, _) in product(workloads, settings):
-        check_path(path, workload)
 
 
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:
@@ -241,8 +236,5 @@ def _plot(path: Path, found: Chart | None) -> None:
     if found is None:
         err.print("no job has a value to plot")
         return
-    try:
-        path.write_text(svg(found), encoding="utf-8")
-    except OSError as error:
-        raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None
+    write_text(path, svg(found))
     err.print(f"plot in {escape(str(path))}")

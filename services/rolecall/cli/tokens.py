@@ -16,10 +16,9 @@ from rolecall.spec.numbers import size
 
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
-_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _PRIORITY: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)])
 _VALUES: dict[str, tuple[TypeAdapter[Any], str]] = {
-    "max_stored_bytes": (_SIZE, "a size such as 50GiB"),
+    "max_stored_bytes": (TypeAdapter(ByteSize), "a size such as 50GiB"),
     "max_priority": (_PRIORITY, f"a number from {-MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
 """The limits that are not counts."""

@@ -1,7 +1,7 @@
 """`rolecall top`: nodes, slots and jobs, live."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.declarations import Declarations
-from rolecall.cli.exits import Exit
+from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
@@ -37,17 +36,14 @@ def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: U
         if json:
             print_json(_documents(client))
             return
-        declarations = Declarations(client)
+        metrics_of = declared_metrics(client)
         if once or not out.is_terminal:
-            out.print(_view(client, declarations))
+            out.print(_view(client, metrics_of))
             return
-        try:
-            with Live(console=out, screen=True, auto_refresh=False) as live:
-                while True:
-                    live.update(retry_while_unavailable(lambda: _view(client, declarations)), refresh=True)
-                    time.sleep(interval)
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
+        with Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(retry_while_unavailable(lambda: _view(client, metrics_of)), refresh=True)
+                time.sleep(interval)
 
 
 def _documents(client: Client) -> dict[str, object]:
@@ -57,9 +53,9 @@ def _documents(client: Client) -> dict[str, object]:
     return {"nodes": nodes, "jobs": client.raw["jobs"]}
 
 
-def _view(client: Client, declarations: Declarations) -> RenderableType:
+def _view(client: Client, metrics_of: Callable[[str], Sequence[MetricDocument]]) -> RenderableType:
     jobs = client.jobs(_MAX_JOBS, state=_OPEN)
-    declared = {name: declarations.of(name) for name in {job.workload for job in jobs}}
+    declared = {name: metrics_of(name) for name in {job.workload for job in jobs}}
     return view(out, client.nodes(), jobs, declared)
 
 

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from rolecall.cli.curve import plot
-from rolecall.cli.declarations import Declarations
-from rolecall.cli.exits import Exit
+from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
 from rolecall.cli.metrics import chosen_metrics, lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
@@ -47,7 +46,7 @@ def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None,
             document = _draw_to_end(client, job, metric or ())
         except KeyboardInterrupt:
             err.print(f"job {job} continues; to watch it again: rolecall watch {job}")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            raise
         print_outcome(document)
         raise typer.Exit(EXITS[document.state])
 
@@ -55,7 +54,7 @@ def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None,
 def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
     """Draw the job once a second. Returns its last document, and leaves its last picture."""
     events = list[Event]()
-    declared = retry_while_unavailable(lambda: Declarations(client).of(client.job(job).workload))
+    declared = retry_while_unavailable(lambda: declared_metrics(client)(client.job(job).workload))
     with Live(console=out, auto_refresh=False) as live:
         while True:
             # Get the document before the rest: when it says that the job has ended, nothing more can follow.

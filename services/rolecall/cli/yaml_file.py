@@ -63,11 +63,9 @@ def _error(message: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
-def _only(kind: str) -> Any:
-    def refuse(_: _Loader, node: yaml.Node) -> Any:
-        raise _error(f"{node.tag.rpartition(':')[2]} is not valid; valid: {kind}", node)
-
-    return refuse
+def _refuse(_: _Loader, node: yaml.Node) -> Any:
+    valid = "text, numbers, true, false, null, lists, mappings"
+    raise _error(f"{node.tag.rpartition(':')[2]} is not valid; valid: {valid}", node)
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
@@ -84,4 +82,4 @@ def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 for _other in ("binary", "timestamp", "set", "omap", "pairs", "merge"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_other}", _only("text, numbers, true, false, null, lists, mappings"))
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_other}", _refuse)

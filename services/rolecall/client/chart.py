@@ -76,12 +76,11 @@ class Picture:
 
     chart: Chart
 
-    def _repr_svg_(self) -> str:
-        return svg(self.chart)
-
     def __str__(self) -> str:
         """The SVG document."""
         return svg(self.chart)
+
+    _repr_svg_ = __str__
 
 
 def svg(chart: Chart) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
-from pydantic import BaseModel
+from pydantic import AliasPath, BaseModel, Field
 
 from rolecall.client.errors import ConfigurationError, Unreachable
 from rolecall.client.transport import Transport, segment
@@ -39,12 +39,8 @@ _SEARCH_S = 600.0
 """The maximum silence while the master searches the logs of a large gang for a rare text."""
 
 
-class _Info(BaseModel):
-    version: str
-
-
 class _Description(BaseModel):
-    info: _Info
+    version: str = Field(validation_alias=AliasPath("info", "version"))
 
 
 class Client(Transport):
@@ -142,7 +138,7 @@ class Client(Transport):
         return self.items(NodeDocument, "/nodes", "nodes")
 
     def version(self) -> str:
-        return self.call(_Description, "GET", "/openapi.json").info.version
+        return self.call(_Description, "GET", "/openapi.json").version
 
     def healthz(self) -> Health:
         return self.call(Health, "GET", "/healthz")

@@ -106,9 +106,6 @@ class ConnectionTable:
     def total(self) -> int:
         return len(self._owners)
 
-    def size(self, group: Group) -> int:
-        return self._sizes[group]
-
     def admit(self, connection: EvictableConnection, address: str) -> str | None:
         """Add an anonymous connection, and evict the oldest one if necessary; returns an error if there is no room."""
         owner = Owner(Group.ANONYMOUS, address)

@@ -73,7 +73,7 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     while not _acquire_shared(target):
         # Never block on the exclusive lock: the process that built the entry holds the shared lock until it ends, and
         # it may be waiting for this process.
-        with _exclusive(_lock_path(target)) as exclusive:
+        with _exclusive(target.with_suffix(_LOCK)) as exclusive:
             if exclusive and not target.exists():
                 _build_atomically(target, build)
     return target
@@ -228,7 +228,7 @@ def _acquire_shared(target: Path) -> bool:
 
     Blocks while another process builds or evicts the entry.
     """
-    lock = _lock_path(target)
+    lock = target.with_suffix(_LOCK)
     if lock not in _held_locks:
         descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -257,10 +257,6 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _lock_path(target: Path) -> Path:
-    return target.with_suffix(_LOCK)
 
 
 def _build_atomically(target: Path, build: Callable[[Path], None]) -> None:

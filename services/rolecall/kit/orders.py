@@ -3,6 +3,7 @@
 The same tasks as in `torch.distributed.pipelining` 2.11 to 2.14, which tests compare.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rolecall.kit.pipelining import Kind, Task, fill_and_drain, one_forward_one_backward
@@ -67,52 +68,40 @@ def _interleaved(rank: int, ranks: int, stages: list[int], micro_batches: int, *
 
 def _in_rounds(stages: list[int], kind: Kind, per_round: int, count: int) -> list[Task]:
     """The first `count` tasks of one kind: each stage in turn takes `per_round` micro-batches."""
-    taken = dict.fromkeys(stages, 0)
-    tasks: list[Task] = []
-    for place in range(count):
-        stage = stages[place // per_round % len(stages)]
-        tasks.append(Task(stage, kind, taken[stage]))
-        taken[stage] += 1
-    return tasks
+    counts = _Counts()
+    return [counts.next(stages[place // per_round % len(stages)], kind) for place in range(count)]
 
 
-class _Counter:
-    """The next micro-batch of each stage and kind."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[int, Kind], int] = {}
+class _Counts(Counter[tuple[int, Kind]]):
+    """The micro-batches so far of each stage and kind."""
 
     def next(self, stage: int, kind: Kind) -> Task:
-        number = self._counts.get((stage, kind), 0)
-        self._counts[stage, kind] = number + 1
-        return Task(stage, kind, number)
-
-    def count(self, stage: int, kind: Kind) -> int:
-        return self._counts.get((stage, kind), 0)
+        self[stage, kind] += 1
+        return Task(stage, kind, self[stage, kind] - 1)
 
 
 def _zero_bubble_v(rank: int, ranks: int, stages: list[int], micro_batches: int) -> Iterator[Task]:
     """Zero bubble in a V (Qi et al., 2023)."""
     down, up = stages
-    counter = _Counter()
+    counts = _Counts()
     for _ in range(2 * (ranks - rank) - 1):
-        yield counter.next(down, "F")
+        yield counts.next(down, "F")
     for _ in range(rank):
-        yield from (counter.next(up, "F"), counter.next(down, "F"))
+        yield from (counts.next(up, "F"), counts.next(down, "F"))
     for _ in range(ranks - rank):
-        yield from (counter.next(up, kind) for kind in ("F", "I", "W"))
-    while counter.count(up, "F") < counter.count(down, "F") or counter.count(down, "F") < micro_batches:
-        if counter.count(down, "F") < micro_batches:
-            yield counter.next(down, "F")
-        yield from (counter.next(down, "I"), counter.next(down, "W"))
-        yield from (counter.next(up, kind) for kind in ("F", "I", "W"))
+        yield from (counts.next(up, kind) for kind in ("F", "I", "W"))
+    while counts[up, "F"] < counts[down, "F"] or counts[down, "F"] < micro_batches:
+        if counts[down, "F"] < micro_batches:
+            yield counts.next(down, "F")
+        yield from (counts.next(down, "I"), counts.next(down, "W"))
+        yield from (counts.next(up, kind) for kind in ("F", "I", "W"))
     for _ in range(rank):
-        yield from (counter.next(down, "I"), counter.next(up, "I"))
+        yield from (counts.next(down, "I"), counts.next(up, "I"))
     for _ in range(ranks - rank):
-        yield from (counter.next(down, "I"), counter.next(down, "W"))
+        yield from (counts.next(down, "I"), counts.next(down, "W"))
     for stage in (up, down):
-        while counter.count(stage, "W") < counter.count(stage, "I"):
-            yield counter.next(stage, "W")
+        while counts[stage, "W"] < counts[stage, "I"]:
+            yield counts.next(stage, "W")
 
 
 class _DualPipeV:
@@ -121,7 +110,7 @@ class _DualPipeV:
     def __init__(self, rank: int, ranks: int, stages: list[int]) -> None:
         self._rank, self._ranks = rank, ranks
         self._down, self._up = stages
-        self._counter = _Counter()
+        self._counts = _Counts()
         self._weights: list[Task] = []
 
     def tasks(self, micro_batches: int) -> Iterator[Task]:
@@ -156,13 +145,13 @@ class _DualPipeV:
             yield from self._pending_weight()
 
     def _forward(self, stage: int) -> Task:
-        return self._counter.next(stage, "F")
+        return self._counts.next(stage, "F")
 
     def _backward(self, stage: int) -> Task:
-        return self._counter.next(stage, "I")._replace(kind="B")
+        return self._counts.next(stage, "I")._replace(kind="B")
 
     def _input_gradient(self, stage: int) -> Task:
-        task = self._counter.next(stage, "I")
+        task = self._counts.next(stage, "I")
         self._weights.append(task._replace(kind="W"))
         return task
 

@@ -15,6 +15,7 @@ from rolecall.kit.pipelining import TimedTask, makespan
 from rolecall.spec.inspection import TimelineDocument
 from rolecall.spec.ticks import nice_step
 from rolecall.spec.timeline import Span
+from rolecall.spec.visible import cut
 
 _LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 58, 1060, 26, 6, 40
 _HEADING = 24
@@ -166,8 +167,7 @@ def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[st
         cells: list[str] = []
         for one, name in zip(tasks, own, strict=True):
             cells += ["."] * (one.begin - len(cells)) + [name] * (one.end - one.begin)
-        line = f"rank {rank:<3} " + "".join(name.ljust(cell) for name in cells).rstrip()
-        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        lines.append(cut(f"rank {rank:<3} " + "".join(name.ljust(cell) for name in cells).rstrip(), width))
     return lines
 
 

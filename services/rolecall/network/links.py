@@ -7,7 +7,6 @@ an error with both their names, not a hang.
 
 import asyncio
 import errno
-import hashlib
 import hmac
 import os
 import secrets
@@ -23,6 +22,7 @@ from rolecall.network.interfaces import interface_of
 from rolecall.spec.errors import PeerLost, UnreachablePeer
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.token import mac
 
 PROBE_S = 5.0
 """The timeout of a call: shorter than that of TCP, longer than the delay by a lost packet."""
@@ -91,14 +91,11 @@ class Prober:
 
     def call(self, target: str, nonce: str) -> str:
         """The caller's proof to `target` that it knows the secret, without revealing it."""
-        return self._mac("call", target, nonce)
+        return mac(self.secret, "reach", "call", target, nonce)
 
     def answer(self, target: str, nonce: str) -> str:
         """The proof in the answer of `target`."""
-        return self._mac("answer", target, nonce)
-
-    def _mac(self, *words: str) -> str:
-        return hmac.new(self.secret.encode(), "\0".join(("reach", *words)).encode(), hashlib.sha256).hexdigest()
+        return mac(self.secret, "reach", "answer", target, nonce)
 
 
 def probe_links(prober: Prober, exchange: Exchange, *, unreachable_only: bool = False) -> list[Link]:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
 
 from rolecall import __version__
 from rolecall.edge.connection_table import ConnectionLimits, GroupLimit
@@ -82,16 +81,25 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
         serving = tasks.create_task(server.serve(sockets=[listener]))
         route = await _find_route(settings, health)
         if route is not None:
-            await _serve(
+            client = MasterClient(settings.master_url, read_node_token, settings.trust)
+            gpus, inventory = find_gpus(os.environ)
+            daemon = Daemon(
                 settings,
+                describe_node(settings, health.name, route, listener.getsockname()[1], gpus),
                 route,
-                health,
+                client,
                 work=work,
-                metrics_port=listener.getsockname()[1],
-                served=served,
-                access=access,
-                fork_arguments=fork_arguments,
+                forks=ForkClient(fork_arguments or ("--role", settings.role)),
+                self_check=SelfCheck(settings, client, inventory, on_info=access.update),
+                health=health,
             )
+            served.state.registry.register(NodeCollector(daemon))
+            served.state.slow.register(GpuCollector(GpuReadings([gpu.whole for gpu in gpus])))
+            _on_signals(daemon.stop)
+            try:
+                await daemon.run()
+            finally:
+                await client.close()
         # Faster than uvicorn's shutdown, which polls twice for 0.1 s. No request has to be finished.
         serving.cancel()
 
@@ -102,39 +110,6 @@ async def _find_route(settings: NodeSettings, health: NodeHealth) -> Route | Non
     _on_signals(finding.cancel)
     await asyncio.wait({finding})
     return None if finding.cancelled() else finding.result()
-
-
-async def _serve(
-    settings: NodeSettings,
-    route: Route,
-    health: NodeHealth,
-    *,
-    work: Path,
-    metrics_port: int,
-    served: Starlette,
-    access: ScrapeAccess,
-    fork_arguments: Sequence[str],
-) -> None:
-    client = MasterClient(settings.master_url, read_node_token, settings.trust)
-    gpus, inventory = find_gpus(os.environ)
-    spec = describe_node(settings, health.name, route, metrics_port, gpus)
-    daemon = Daemon(
-        settings,
-        spec,
-        route,
-        client,
-        work=work,
-        forks=ForkClient(fork_arguments or ("--role", settings.role)),
-        self_check=SelfCheck(settings, client, inventory, on_info=access.update),
-        health=health,
-    )
-    served.state.registry.register(NodeCollector(daemon))
-    served.state.slow.register(GpuCollector(GpuReadings([gpu.whole for gpu in gpus])))
-    _on_signals(daemon.stop)
-    try:
-        await daemon.run()
-    finally:
-        await client.close()
 
 
 def describe_node(

@@ -56,8 +56,8 @@ class AttemptClient:
         self._unavailable_since: float | None = None
         self._was_accepted = False
 
-    def put_blob(self, name: str, path: Path, sha256: str) -> None:
-        """Upload one file; the master checks it against `sha256`."""
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        """Upload one file; the master checks it against `sha256`, syncs it and renames it."""
         self._retry(
             lambda: self._http.put(
                 f"{self._attempt}/blobs/{name}",
@@ -68,7 +68,7 @@ class AttemptClient:
             )
         )
 
-    def get_blob(self, blob: str, path: Path) -> None:
+    def get(self, blob: str, path: Path) -> None:
         """Download one file of this job, whichever attempt wrote it; raises `NoSuchBlob` if it is not there."""
 
         def download() -> httpx.Response:

@@ -12,13 +12,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.daemon_thread import start_in_daemon_thread
 from rolecall.durable_files import sync
-from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice
 
 _T = TypeVar("_T")
-_CHUNK_BYTES = 1 << 20
 _DEADLINE_S, _BYTES_PER_S = 300.0, 5e6
 """The time limit of a call to the store: a constant, and the size of the file divided by a minimum rate."""
 _FOLDER_S = 10.0
@@ -26,7 +24,7 @@ _FOLDER_S = 10.0
 
 
 class JobBlobs(Protocol):
-    """The files of one job."""
+    """The files of one job: an `AttemptClient` for the master's volume, which syncs them, or `SharedBlobs`."""
 
     def put(self, name: str, path: Path, sha256: str) -> None:
         """Store the file at `path` as `<attempt>/<name>`, completely or not at all."""
@@ -47,19 +45,6 @@ class Records(Protocol):
     def record_artifact(self, notice: ArtifactNotice) -> None:
         """Make a stored file one of the job's artifacts."""
         ...
-
-
-class MasterBlobs:
-    """Blobs on the master's volume, which checks, syncs and renames them."""
-
-    def __init__(self, client: AttemptClient) -> None:
-        self._client = client
-
-    def put(self, name: str, path: Path, sha256: str) -> None:
-        self._client.put_blob(name, path, sha256)
-
-    def get(self, blob: str, path: Path) -> None:
-        self._client.get_blob(blob, path)
 
 
 class SharedBlobs:
@@ -150,8 +135,5 @@ def make_local_folder(url: str, job: str) -> Path | None:
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,6 @@ A client that connected before step 3 can have seen the workers' ports or overwr
 declaration ends the attempt with `IntrudedGang`.
 """
 
-import hashlib
 import hmac
 import json
 import logging
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from rolecall.edge.logs import about
 from rolecall.spec.errors import IntrudedGang, PeerLost, RendezvousTimeout, RolecallError, UnreachablePeer
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.token import mac
 
 _SEALED = "sealed"
 _SEAL_TIMEOUT_S = 30.0
@@ -78,7 +78,7 @@ class Entrance:
         if self._listener is not None:
             self._seal(self._listener, arrivals)
         self._await_seal()
-        prefix = _mac(self._launch.secret, "prefix")
+        prefix = mac(self._launch.secret, "prefix")
         return [dist.PrefixStore(prefix, client) for client in self._clients]
 
     def _seal(self, listener: int, arrivals: list[str]) -> None:
@@ -103,11 +103,11 @@ class Entrance:
             raise IntrudedGang(f"another process than rank 0 announced that the gang's store is closed; {_REMEDY}")
 
     def _sign(self, topic: str, text: str) -> str:
-        return f"{_mac(self._launch.secret, topic, text)} {text}"
+        return f"{mac(self._launch.secret, topic, text)} {text}"
 
     def _verified(self, topic: str, value: bytes) -> str | None:
-        mac, _, text = value.decode(errors="replace").partition(" ")
-        return text if hmac.compare_digest(mac.encode(), _mac(self._launch.secret, topic, text).encode()) else None
+        given, _, text = value.decode(errors="replace").partition(" ")
+        return text if hmac.compare_digest(given.encode(), mac(self._launch.secret, topic, text).encode()) else None
 
 
 _REMEDY = "allow only the gang's nodes to reach the gang ports"
@@ -219,7 +219,3 @@ def _connection(fd: int) -> _Connection | None:
 def _plain(address: str) -> str:
     """The address without a scope, and without the IPv6 form of IPv4, because torch connects with IPv6 sockets."""
     return address.partition("%")[0].removeprefix("::ffff:")
-
-
-def _mac(secret: str, *words: str) -> str:
-    return hmac.new(secret.encode(), "\0".join(words).encode(), hashlib.sha256).hexdigest()

@@ -23,8 +23,7 @@ def attempt_token(signing_key: str, job: str, attempt: int) -> str:
     master has the key. Nodes get the token in each worker's launch, so it does not depend on the nodes' own tokens,
     which can be rotated at any time.
     """
-    mac = hmac.new(signing_key.encode(), f"{job}/{attempt}".encode(), hashlib.sha256)
-    return f"{attempt}.{mac.hexdigest()}"
+    return f"{attempt}.{mac(signing_key, f'{job}/{attempt}')}"
 
 
 def attempt_of(signing_key: str, job: str, token: str) -> int | None:
@@ -41,4 +40,9 @@ def gang_secret(signing_key: str, job: str, attempt: int) -> str:
 
     `signing_key` is the master's key. The workers get the secret from their nodes.
     """
-    return hmac.new(signing_key.encode(), f"gang secret\0{job}/{attempt}".encode(), hashlib.sha256).hexdigest()
+    return mac(signing_key, "gang secret", f"{job}/{attempt}")
+
+
+def mac(secret: str, *words: str) -> str:
+    """The authentication code of words without null characters, for those who know the secret."""
+    return hmac.new(secret.encode(), "\0".join(words).encode(), hashlib.sha256).hexdigest()

@@ -40,7 +40,8 @@ class Heartbeat(Value):
         fields = _fields(data)
         workers, unread = _parse_each(_REPORTS, fields.get("workers", ()))
         findings, more = _parse_each(_FINDINGS, fields.get("findings", ()))
-        return data if not fields else {**fields, "workers": workers, "findings": findings, "unread": unread + more}
+        errors = [why for _, why in unread + more]
+        return data if not fields else {**fields, "workers": workers, "findings": findings, "unread": errors}
 
 
 class DesiredWorker(Value):
@@ -77,14 +78,9 @@ class Desired(Value):
     @classmethod
     def _parse_entries(cls, data: Any) -> Any:
         fields = _fields(data)
-        workers: list[Any] = []
-        unread: list[UnreadWorker] = []
-        for entry in fields.get("workers", ()):
-            try:
-                workers.append(_DESIRED.validate_python(entry))
-            except ValidationError as error:
-                unread.append(UnreadWorker(**_worker_id(entry), why=first_problem(error)))
-        return data if not fields else {**fields, "workers": workers, "unread": unread}
+        workers, unread = _parse_each(_DESIRED, fields.get("workers", ()))
+        named = [UnreadWorker(**_worker_id(entry), why=why) for entry, why in unread]
+        return data if not fields else {**fields, "workers": workers, "unread": named}
 
 
 class Registered(Value):
@@ -153,15 +149,15 @@ def _worker_id(entry: Any) -> dict[str, Any]:
     return {"job": launch.get("job"), "attempt": launch.get("attempt"), "rank": worker.get("rank")}
 
 
-def _parse_each(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
-    """The parsed entries, and the errors of those that this release can't parse."""
+def _parse_each(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[tuple[Any, str]]]:
+    """The parsed entries, and those that this release can't parse, with their errors."""
     if not isinstance(entries, list | tuple):
         return entries, []
     parsed: list[Any] = []
-    unread: list[str] = []
+    unread: list[tuple[Any, str]] = []
     for entry in cast(list[Any], entries):
         try:
             parsed.append(kind.validate_python(entry))
         except ValidationError as error:
-            unread.append(first_problem(error))
+            unread.append((entry, first_problem(error)))
     return parsed, unread

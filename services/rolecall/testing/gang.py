@@ -137,18 +137,26 @@ def run_gang(
         processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
         for launch in _launches(declared.name, params, gang, resume_from)
     ]
+    essential = [one for one, plan in zip(workers, gang.workers, strict=True) if plan.role not in declared.expendable]
+    deadline = time.monotonic() + timeout_s
+
+    def check() -> None:
+        if any(worker.exitcode for worker in essential):
+            failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
+            raise AssertionError(failures[0].read_text() if failures else "a worker died without a traceback")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the gang did not end in time")
+
     for worker in workers:
         worker.start()
     try:
         if on_start is not None:
             on_start({name: worker.pid or 0 for name, worker in zip(_names(gang), workers, strict=True)})
-        expendable = [worker.role in declared.expendable for worker in gang.workers]
-        watch = _Watch(workers, expendable, folder, timeout_s)
-        _publish_port(folder, gang, watch)
+        _publish_port(folder, gang, check)
         while any(worker.is_alive() for worker in workers):
-            watch.check()
+            check()
             multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
-        watch.check()
+        check()
     finally:
         for worker in workers:
             worker.kill()
@@ -227,29 +235,12 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         raise
 
 
-class _Watch:
-    """Checks for failed workers and the timeout."""
-
-    def __init__(self, workers: list[Any], expendable: list[bool], folder: Path, timeout_s: float) -> None:
-        self._essential = [worker for worker, may_fail in zip(workers, expendable, strict=True) if not may_fail]
-        self._folder = folder
-        self._deadline = time.monotonic() + timeout_s
-
-    def check(self) -> None:
-        """Raise `AssertionError` or `TimeoutError`, see `run_gang`."""
-        if any(worker.exitcode for worker in self._essential):
-            failures = sorted(self._folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
-            raise AssertionError(failures[0].read_text() if failures else "a worker died without a traceback")
-        if time.monotonic() > self._deadline:
-            raise TimeoutError("the gang did not end in time")
-
-
-def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
+def _publish_port(folder: Path, gang: GangPlan, check: Callable[[], None]) -> None:
     """Write the rendezvous port of rank 0 to the other workers' folders, as master and nodes do in the service."""
     first = Workdir.of(folder, "job", 1, 0).progress
     port = None
     while port is None:
-        watch.check()
+        check()
         time.sleep(0.005)
         text = first.read_text() if first.exists() else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

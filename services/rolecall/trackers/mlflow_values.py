@@ -12,6 +12,7 @@ from rolecall.spec.api import COORDINATES, Checkpoint, Series
 from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import cut
 
 MAX_METRICS = 1000
 """The maximum number of metrics in a call, of all limits of MLflow's REST API."""
@@ -55,7 +56,7 @@ def params(job: JobDocument) -> dict[str, str]:
     """The parameters and role counts of a job, with dots between the names of nested fields."""
     found = dict(leaves({"roles": {role.value: count for role, count in job.roles.items()}}))
     found |= dict(leaves(job.params)) if job.params else {}
-    return {usable(name): _cut(value, _MAX_PARAM) for name, value in found.items()}
+    return {usable(name): cut(value, _MAX_PARAM) for name, value in found.items()}
 
 
 def tags(job: JobDocument, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -70,7 +71,7 @@ def tags(job: JobDocument, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     found |= {f"label.{name}": value for name, value in job.labels.items()}
     texts = {name: value for name, value in (job.result or {}).items() if not _is_number(value)}
     found |= {f"rolecall.{name}": value for name, value in leaves({"result": texts})} if texts else {}
-    return {usable(name): _cut(value, _MAX_TAG) for name, value in found.items()}
+    return {usable(name): cut(value, _MAX_TAG) for name, value in found.items()}
 
 
 def measurements(job: JobDocument, series: Sequence[Series]) -> list[Measurement]:
@@ -122,7 +123,3 @@ def _is_number(value: Any) -> bool:
 def _milliseconds(at: str | None, otherwise: datetime) -> int:
     # MLflow refuses negative times, and a job's code can report any time.
     return max(0, round((otherwise if at is None else datetime.fromisoformat(at)).timestamp() * 1000))
-
-
-def _cut(value: str, size: int) -> str:
-    return value if len(value) <= size else f"{value[: size - 1]}…"

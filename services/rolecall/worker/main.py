@@ -21,7 +21,7 @@ from rolecall import __version__
 from rolecall.edge.logs import about, log_to_stderr, stamp_records
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.attempt_client import AttemptClient
-from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
+from rolecall.runtime.blobs import JobBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, enter, own_device, worker_name
 from rolecall.runtime.measuring import start_publishing
@@ -104,7 +104,15 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: I
     enter(context)
     role = importlib.import_module(workload.module_of(launch.worker.role))
     joined = join_before_role(launch, workload, workdir, context.report)
-    with closing(context.report), joined, closing(_profiler(context)) as profiler:
+    profiler = Profiler(
+        worker_name(context.role, context.role_rank),
+        context.device,
+        context.timeline,
+        context.artifacts,
+        scratch=workdir.scratch,
+        on_event=context.report.event,
+    )
+    with closing(context.report), joined, closing(profiler):
         inspector.start_profile = profiler.start
         role.run(context)
 
@@ -139,24 +147,12 @@ def _in_one_line(problem: ErrorDetails) -> str:
     return f"{path}: {' '.join(problem['msg'].removeprefix('Value error, ').split())}"
 
 
-def _profiler(context: WorkerContext[Any]) -> Profiler:
-    name = worker_name(context.role, context.role_rank)
-    return Profiler(
-        name,
-        context.device,
-        context.timeline,
-        context.artifacts,
-        scratch=context.workdir.scratch,
-        on_event=context.report.event,
-    )
-
-
 def _context(
     request: ForkRequest, workdir: Workdir, params: Params, report: Reporter, timeline: Timeline
 ) -> WorkerContext[Any]:
     launch = request.launch
     client = AttemptClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
-    blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
+    blobs: JobBlobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else client
     return WorkerContext(
         launch=launch,
         params=params,

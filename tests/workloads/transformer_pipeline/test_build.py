@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape, layer_cuts
-from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
+from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape
+from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 
 _THEIRS = """
@@ -58,7 +58,8 @@ def params(function: str, **arguments: Any) -> Params:
 
 
 def decoder(given: Params, shape: Shape, part: int | None = None) -> Decoder:
-    cut = None if part is None else layer_cuts(4, 3, 0.0)[part]
+    ends = (0, 1, 2, 4)
+    cut = None if part is None else Cut(ends[part], ends[part + 1], embeds=part == 0, predicts=part == 2)
     make = custom_layers(given)
     return build_decoder(shape, cut, seed=0, dtype=torch.float32, device=torch.device("cpu"), make_layer=make)
 

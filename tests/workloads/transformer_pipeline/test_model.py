@@ -1,11 +1,12 @@
 """The decoder, and how it is cut."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
-from rolecall.workloads.transformer_pipeline.build import build_decoder, head_cost, layer_cuts
+from rolecall.workloads.transformer_pipeline.build import balanced_layers, build_decoder, head_cost
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, RotaryEmbedding, Shape
 
 SHAPE = Shape(vocabulary=31, context=12, layers=3, dim=16, heads=2, hidden=24, positions="rope")
@@ -50,8 +51,8 @@ def test_rotated_products_depend_on_distances_alone() -> None:
 def test_stages_one_after_the_other_are_the_whole_decoder() -> None:
     x = tokens()
     expected = decoder()(x)
-    for cut in layer_cuts(3, 3, head=0.0):
-        x = decoder(SHAPE, cut)(x)
+    for layer in range(3):
+        x = decoder(SHAPE, Cut(layer, layer + 1, embeds=layer == 0, predicts=layer == 2))(x)
     assert torch.equal(x, expected)
 
 
@@ -68,11 +69,8 @@ def test_stages_one_after_the_other_are_the_whole_decoder() -> None:
 def test_the_stage_with_the_output_matrix_gets_fewer_layers(
     layers: int, stages: int, head: float, sizes: list[int]
 ) -> None:
-    cuts = layer_cuts(layers, stages, head)
-    assert [cut.end - cut.first for cut in cuts] == sizes
-    assert [cut.first for cut in cuts[1:]] == [cut.end for cut in cuts[:-1]]
-    assert [cut.embeds for cut in cuts] == [True] + [False] * (stages - 1)
-    assert [cut.predicts for cut in cuts] == [False] * (stages - 1) + [True]
+    firsts = balanced_layers(layers, stages, head)
+    assert [end - first for first, end in pairwise([0, *firsts, layers])] == sizes
 
 
 def test_the_output_matrix_costs_its_weights() -> None:

@@ -10,7 +10,6 @@ from rolecall.kit.parameter_server.bags import (
     EmbeddingBagShard,
     RemoteEmbeddingBag,
     ShardedEmbeddingBag,
-    bag_sizes,
     require_bags,
 )
 from rolecall.kit.parameter_server.decoder import DecoderShard, RemoteDecoder, Send, logit_columns, token_losses
@@ -40,6 +39,7 @@ from rolecall.kit.parameter_server.remote import (
     make_shards,
     share_shards,
 )
+from rolecall.kit.parameter_server.rows import bag_sizes, bags_of
 from rolecall.kit.parameter_server.shard import Shard, ShardedModule, serve, sharded_embedding
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "Uniform",
     "UpdateProtocol",
     "bag_sizes",
+    "bags_of",
     "fill_standard_normal",
     "initial_rows",
     "logit_columns",

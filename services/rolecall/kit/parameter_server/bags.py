@@ -16,6 +16,7 @@ from torch.futures import Future
 from rolecall.kit.parameter_server.initialization import Initializer, ShardSpec, initial_rows
 from rolecall.kit.parameter_server.lookup import Reply
 from rolecall.kit.parameter_server.remote import ShardReference
+from rolecall.kit.parameter_server.rows import bag_sizes
 from rolecall.runtime.context import span
 
 Pooling = Literal["sum", "mean"]
@@ -35,11 +36,6 @@ def require_bags(ids: Tensor, offsets: Tensor) -> None:
         here, after = int(limits[at]), int(limits[at + 1])
         what = f"the {after} indices end" if at == len(offsets) - 1 else f"offsets[{at + 1}] is {after}"
         raise ValueError(f"offsets[{at}] is {here}, but {what}; offsets must ascend, up to the number of indices")
-
-
-def bag_sizes(ids: Tensor, offsets: Tensor) -> Tensor:
-    """The number of ids [b] of each bag."""
-    return torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
 
 
 def pool_remotely(

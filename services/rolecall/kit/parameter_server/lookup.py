@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from rolecall.kit.parameter_server.rows import sort_distinct, sum_groups
+from rolecall.kit.parameter_server.rows import bags_of, sort_distinct, sum_groups
 from rolecall.runtime.context import span
 from rolecall.runtime.measuring import measurements
 from rolecall.spec import metric
@@ -42,9 +42,7 @@ def distinct_rows(ids: Tensor, count: int) -> DistinctRows:
     numbers = flat if count == 1 else flat % count * rows + flat // count
     distinct, order, starts = sort_distinct(numbers)
     positions = torch.empty_like(order)
-    positions[order] = torch.repeat_interleave(
-        torch.arange(len(starts)), torch.diff(starts, append=starts.new_tensor([len(flat)]))
-    )
+    positions[order] = bags_of(order, starts)
     sizes = torch.bincount(distinct // rows, minlength=count).tolist()
     return DistinctRows((distinct % rows).split(sizes), positions.view(ids.shape), order, starts)
 

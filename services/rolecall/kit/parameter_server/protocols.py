@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,13 +31,14 @@ class UpdateProtocol(Protocol):
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer state in this trainer, for checkpoints."""
-        ...
+        """The optimizer state in this trainer, for checkpoints; empty by default."""
+        return {}
 
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None: ...
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Restore `state`; `tensors` also has other entries."""
 
 
-class ServerOptimizers:
+class ServerOptimizers(UpdateProtocol):
     """Optimizers on the servers update the shards; the optimizer `local`, if any, updates this trainer's weights.
 
     With `max_norm`, gradients are clipped as by torch's `clip_grad_norm_`, by their norm over all weights, local and
@@ -48,23 +49,26 @@ class ServerOptimizers:
         self, shards: Shards, rank: int, local: Optimizer | None = None, *, max_norm: float | None = None
     ) -> None:
         self._shards = shards
+        self._all_shards: Sequence[Shards] = (shards,)
+        self._sent: list[Future[Any]] = []
+        """The replies of shards that get the step's gradients before `apply`."""
         self._rank = rank
         self._local = local
         self._max_norm = max_norm
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
-    def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
+    def apply(self, context_id: int | None, step: int, rate_factor: float) -> list[Future[None]]:
         """Updates the local weights while the servers update theirs."""
         if self._max_norm is None:
-            applied = self._shards.apply(context_id, step, self._rank, rate_factor)
+            applied = [*self._sent, *self._shards.apply(context_id, step, self._rank, rate_factor)]
             self._set_gradients(context_id)
         else:
-            gathered = self._shards.gather(context_id, step, self._rank)
+            gathered = [*self._sent, *self._shards.gather(context_id, step, self._rank)]
             self._set_gradients(context_id)
             # Equal on all trainers, because DDP and the servers both average over trainers.
             norm = math.sqrt(squared_norm(self._parameters) + sum(torch.futures.wait_all(gathered)))
             scale = min(1.0, self._max_norm / (norm + 1e-6))
-            applied = self._shards.update(step, scale, rate_factor)
+            applied = [one for shards in self._all_shards for one in shards.update(step, scale, rate_factor)]
             scale_gradients(self._parameters, scale)
         if self._local:
             scale_rates(self._local, rate_factor)
@@ -95,9 +99,8 @@ class OverlappedUpdates(ServerOptimizers):
         self, early: Shards, late: Shards, rank: int, local: Optimizer, *, max_norm: float | None = None
     ) -> None:
         super().__init__(late, rank, local, max_norm=max_norm)
-        self._early = early
+        self._all_shards = (early, late)
         self._optimizer = local
-        self._sent: list[Future[None]] | list[Future[float]] = []
         self._step, self._rate_factor = 0, 1.0
 
     def begin(self, step: int, rate_factor: float) -> None:
@@ -116,23 +119,10 @@ class OverlappedUpdates(ServerOptimizers):
     def finish(self) -> list[Future[None]]:
         """Update all weights, after the backward pass. The next step may begin when the returned futures are
         complete."""
-        if self._max_norm is None:
-            applied = [*self._sent, *self._shards.apply(None, self._step, self._rank, self._rate_factor)]
-        else:
-            gathered = [*self._sent, *self._shards.gather(None, self._step, self._rank)]
-            # Equal on all trainers, because DDP and the servers both average over trainers.
-            norm = math.sqrt(squared_norm(self._parameters) + sum(torch.futures.wait_all(gathered)))
-            scale = min(1.0, self._max_norm / (norm + 1e-6))
-            applied = [
-                one for to in (self._early, self._shards) for one in to.update(self._step, scale, self._rate_factor)
-            ]
-            scale_gradients(self._parameters, scale)
-        scale_rates(self._optimizer, self._rate_factor)
-        self._optimizer.step()
-        return applied
+        return self.apply(None, self._step, self._rate_factor)
 
 
-class TutorialProtocol:
+class TutorialProtocol(UpdateProtocol):
     """As in the PyTorch tutorials: each trainer's DistributedOptimizer updates local and remote weights.
 
     Its state is in the processes that own the weights, once per trainer, and not accessible: a resumed attempt starts
@@ -157,15 +147,8 @@ class TutorialProtocol:
             dist.barrier()
         return ()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Empty: torch gives no access to the state."""
-        return {}
 
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """No state to restore."""
-
-
-class ProtocolsInTurn:
+class ProtocolsInTurn(UpdateProtocol):
     """Several `TutorialProtocol`s for different weights, applied one after the other."""
 
     def __init__(self, *protocols: TutorialProtocol) -> None:
@@ -174,13 +157,6 @@ class ProtocolsInTurn:
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated."""
         return [one for protocol in self._protocols for one in protocol.apply(context_id, step, rate_factor)]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Empty, as each protocol's."""
-        return {}
-
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """No state to restore."""
 
 
 def parameter_references(module: nn.Module) -> list[rpc.RRef[nn.Parameter]]:

@@ -50,19 +50,21 @@ def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
         return RowGradient(rows[0], values[0] / divisor)
     sources, begin = list[Tensor](), 0
     for one in gradients:  # Each row's index in all values.
-        sources.append(_bags(one) + begin)
+        bags = torch.arange(len(one.rows)).to(one.rows) if one.offsets is None else bags_of(one.rows, one.offsets)
+        sources.append(bags + begin)
         begin += len(one.values)
     distinct, order, starts = sort_distinct(torch.cat(rows))
     return RowGradient(distinct, sum_groups(torch.cat(values), torch.cat(sources)[order], starts).div_(divisor))
 
 
-def _bags(gradient: RowGradient) -> Tensor:
-    """The index [n] in `values` for each row."""
-    rows, offsets = gradient.rows, gradient.offsets
-    if offsets is None:
-        return torch.arange(len(rows), device=rows.device)
-    sizes = torch.diff(offsets, append=offsets.new_tensor([len(rows)]))
-    return torch.repeat_interleave(torch.arange(len(offsets), device=rows.device), sizes)
+def bag_sizes(ids: Tensor, offsets: Tensor) -> Tensor:
+    """The number of ids [b] of each bag."""
+    return torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
+
+
+def bags_of(ids: Tensor, offsets: Tensor) -> Tensor:
+    """The bag [n] of each id."""
+    return torch.repeat_interleave(torch.arange(len(offsets), device=offsets.device), bag_sizes(ids, offsets))
 
 
 def sort_distinct(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,17 +88,14 @@ def sum_groups(values: Tensor, order: Tensor, starts: Tensor) -> Tensor:
 def steps_on_rows(optimizer: Optimizer) -> bool:
     """True if a step of the optimizer changes nothing in rows whose gradient is 0, so that it accepts sparse
     gradients."""
-    return all(_steps_on_rows(optimizer, group) for group in optimizer.param_groups)
-
-
-def _steps_on_rows(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     match optimizer:
         case SGD():
-            return group["momentum"] == 0 and group["weight_decay"] == 0
+            on_all_rows = ("momentum", "weight_decay")
         case Adagrad():
-            return group["weight_decay"] == 0
+            on_all_rows = ("weight_decay",)
         case _:
             return isinstance(optimizer, SparseAdam)
+    return all(group[name] == 0 for group in optimizer.param_groups for name in on_all_rows)
 
 
 @torch.no_grad()

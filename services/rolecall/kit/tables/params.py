@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from rolecall.kit.params import BatchSize, Count, Fraction, Name, Names, Paths, Text, Value, to_list
+from rolecall.kit.params import BatchSize, Count, Fraction, Name, Names, Paths, Text, Value, to_list, to_object
 from rolecall.spec import workload
 from rolecall.spec.bounds import matching
 
@@ -18,8 +18,7 @@ Target = Literal["binary", "classes", "number"]
 """The kinds of labels: yes or no, one of several classes, or a number."""
 
 
-def _named(given: Any) -> Any:
-    return {"column": given} if isinstance(given, str) else given
+_named = to_object("column")
 
 
 class Label(workload.Params):

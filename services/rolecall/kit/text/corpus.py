@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -93,15 +94,9 @@ def open_corpus(text: Text, cache: Path) -> Corpus:
     # Everything that the corpus depends on.
     content = [_LAYOUT, tokenizers.__version__, text.model_dump(mode="json"), identities]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-    folder = build_once(cache / "text", key, lambda draft: _build(text, files, draft))
+    build = partial(_encode, text, files) if text.synthetic is None else partial(_generate, text, text.synthetic)
+    folder = build_once(cache / "text", key, build)
     return Corpus(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
-
-
-def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
-    if text.synthetic is not None:
-        _generate(text, text.synthetic, folder)
-    else:
-        _encode(text, files, folder)
 
 
 def _generate(text: Text, synthetic: SyntheticText, folder: Path) -> None:

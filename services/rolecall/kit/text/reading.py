@@ -18,18 +18,14 @@ def lines(files: Iterable[File]) -> Iterator[str]:
     Raises `InputError` for a file that is not UTF-8 text or can't be decompressed.
     """
     for file in files:
-        yield from _lines(file)
-
-
-def _lines(file: File) -> Iterator[str]:
-    try:
-        with TextIOWrapper(file.open(), encoding="utf-8") as text:
-            while line := text.readline(_MAX_LINE):
-                yield line
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file.name} is not UTF-8 text ({error.reason}); convert it to UTF-8") from error
-    except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{file.name} can't be read: {error}") from error
+        try:
+            with TextIOWrapper(file.open(), encoding="utf-8") as text:
+                while line := text.readline(_MAX_LINE):
+                    yield line
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file.name} is not UTF-8 text ({error.reason}); convert it to UTF-8") from error
+        except (EOFError, OSError, zlib.error) as error:
+            raise InputError(f"{file.name} can't be read: {error}") from error
 
 
 def slice_lines(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ on the servers and passes to the trainers.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from rolecall.kit.parameter_server import (
     TutorialProtocol,
     UpdateProtocol,
     bag_sizes,
+    bags_of,
     make_shards,
     parameter_references,
     require_bags,
@@ -63,10 +65,10 @@ def make_table(context: WorkerContext[Params], rows: int) -> Table:
         # Waits until the module exists. If another server drops its reference before that, torch forgets the module,
         # and calls wait for it forever.
         module.remote_parameters()
-    references = _Modules([module.get_module_rref() for module in modules])
+    make = partial(_existing, [module.get_module_rref() for module in modules])
     # Each trainer's DistributedOptimizer updates the weights. The servers' own never steps, and must need no memory.
     unused = OptimizerChoice(torch.optim.SGD, {})
-    sharded = ShardedModule(TABLE, rows, references, unused, range(servers))
+    sharded = ShardedModule(TABLE, rows, make, unused, range(servers))
     return Table(make_shards([sharded], trainers, synchronous=False), modules)
 
 
@@ -88,14 +90,9 @@ def _device() -> str:
     return str(current().device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Modules:
-    """Makes a shard of a module that exists on its server."""
-
-    references: Sequence[rpc.RRef[nn.Module]]
-
-    def __call__(self, spec: ShardSpec) -> nn.Module:
-        return self.references[spec.index].local_value()
+def _existing(references: Sequence[rpc.RRef[nn.Module]], spec: ShardSpec) -> nn.Module:
+    """A shard of a module that exists on its server."""
+    return references[spec.index].local_value()
 
 
 @dataclass(slots=True)
@@ -154,7 +151,7 @@ class PooledEmbedding(nn.Module):
             ids, offsets, len(prepared.wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
         ):
             return self._pooled_by_servers(ids, offsets)
-        slots = offsets if one_each(offsets, len(ids)) else _bags_of(ids, offsets)
+        slots = offsets if one_each(offsets, len(ids)) else bags_of(ids, offsets)
         bags = Lookup(ids=ids, slots=slots, rows=len(offsets), width=1, mean=self._mean)
         requested = prepared.requested or self._vectors.request(prepared.wanted)
         return pool(requested.expand().to(self._device), bags)
@@ -171,16 +168,11 @@ def sums_are_smaller(ids: Tensor, offsets: Tensor, distinct: int, *, servers: in
     """
     if (bag_sizes(ids, offsets) <= 1).all():  # Without several ids in a bag, there are as many sums as ids.
         return False
-    bags, owners = _bags_of(ids, offsets), ids % servers
+    bags, owners = bags_of(ids, offsets), ids % servers
     # A server sends a sum for each bag with ids of its own.
     sums = sum(len(torch.unique_consecutive(bags[owners == server])) for server in range(servers))
     sum_bytes = 2 * (len(ids) * ids.itemsize + sums * (offsets.itemsize + vector_bytes))
     return sum_bytes < 2 * distinct * (ids.itemsize + vector_bytes)
-
-
-def _bags_of(ids: Tensor, offsets: Tensor) -> Tensor:
-    """The bag [n] of each id."""
-    return torch.repeat_interleave(torch.arange(len(offsets)), bag_sizes(ids, offsets))
 
 
 class HybridModel(nn.Module):

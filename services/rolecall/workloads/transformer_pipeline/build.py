@@ -79,18 +79,15 @@ def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
         raise InputError(f"{name} returned a layer with persistent buffers; register them with persistent=False")
 
 
-def layer_cuts(layers: int, stages: int, head: float) -> list[Cut]:
-    """Balanced cuts into `stages` (2 or more) parts of at least one layer, with minimal cost of the slowest part.
+def balanced_layers(layers: int, stages: int, head: float) -> list[int]:
+    """The first layer of each stage but the first, for 2 or more stages of at least one layer, with minimal cost of the
+    slowest stage.
 
     `head` is the cost of the output projection in layers; the last stage gets fewer layers to compensate.
     """
     choices = range(1, layers - stages + 2)
     last = min(choices, key=lambda count: (max(count + head, -(-(layers - count) // (stages - 1))), -count))
-    ends = [(layers - last) * (stage + 1) // (stages - 1) for stage in range(stages - 1)] + [layers]
-    return [
-        Cut(first, end, embeds=first == 0, predicts=end == layers)
-        for first, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    return [(layers - last) * stage // (stages - 1) for stage in range(1, stages)]
 
 
 def head_cost(shape: Shape, make_layer: MakeLayer | None = None) -> float:
@@ -183,8 +180,8 @@ class SplitDecoder(SplitModel):
         self._make_layer = custom_layers(params)
         best: list[int] = []
         if params.cuts is None:
-            balanced = layer_cuts(params.layers, stages, head_cost(self._shape, self._make_layer))
-            best = [1 + cut.first for cut in balanced[1:]]  # after the embedding
+            firsts = balanced_layers(params.layers, stages, head_cost(self._shape, self._make_layer))
+            best = [1 + first for first in firsts]  # after the embedding
         super().__init__(block_names(params.layers), params.named_cuts, best)
 
     def widths(self) -> list[int]:

@@ -189,25 +189,22 @@ class Params(TrainingParams):
         return self
 
     @model_validator(mode="after")
-    def _valid_heads(self) -> Self:
+    def _valid_model(self) -> Self:
         if self.model is not None:
-            return self
-        if self.dim % self.heads:
+            self._check_own_model()
+        elif self.dim % self.heads:
             raise ValueError(
                 f"heads {self.heads} does not divide dim {self.dim}; "
                 f"nearest valid: {nearest(divisors(self.dim), self.heads)}"
             )
-        if self.positions == "rope" and self.dim // self.heads % 2:
+        elif self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
                 f"positions: rope rotates pairs of features, but a head has {self.dim // self.heads}; "
                 "use an even dim / heads, or positions: learned"
             )
         return self
 
-    @model_validator(mode="after")
-    def _own_model(self) -> Self:
-        if self.model is None:
-            return self
+    def _check_own_model(self) -> None:
         fields = type(self).model_fields
         names = ("heads", "hidden")
         if self.whole_model:
@@ -216,7 +213,6 @@ class Params(TrainingParams):
         if replaced:
             kind = "a custom whole model" if self.whole_model else "custom layers"
             raise ValueError(f"{', '.join(replaced)} have no effect on {kind}; omit them")
-        return self
 
     @model_validator(mode="after")
     def _valid_cuts(self) -> Self:
@@ -236,22 +232,27 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _valid_schedule(self) -> Self:
-        if (rules := self.rules) is None:
-            return self._valid_own_schedule()
-        minimum, maximum = rules.virtual_stages
-        if not minimum <= self.stages_per_rank <= maximum:
-            raise ValueError(
-                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {rules.virtual_stages_text}"
-            )
-        return self
-
-    def _valid_own_schedule(self) -> Self:
-        if self.own_schedule is not None:
+        if (rules := self.rules) is not None:
+            self._check_rules(rules)
+        elif self.own_schedule is not None:
             try:
                 self.check_own_schedule(self.own_schedule)
             except InputError as error:
                 raise ValueError(str(error)) from error
         return self
+
+    def _check_rules(self, rules: Schedule) -> None:
+        minimum, maximum = rules.virtual_stages
+        if not minimum <= self.stages_per_rank <= maximum:
+            raise ValueError(
+                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {rules.virtual_stages_text}"
+            )
+        if self.activation_checkpointing and not rules.checkpointing:
+            supported = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
+            raise ValueError(
+                f"schedule {rules.name} splits the backward pass, so activation_checkpointing would recompute each "
+                f"layer many times; schedules that support it: {', '.join(supported)}"
+            )
 
     def check_own_schedule(self, own: CsvSchedule) -> None:
         """Raises `InputError` if the other parameters don't fit an own schedule."""
@@ -270,16 +271,6 @@ class Params(TrainingParams):
                 "the schedule splits backward passes, so activation_checkpointing would recompute each layer many "
                 "times; use full backward passes (B), or activation_checkpointing: false"
             )
-
-    @model_validator(mode="after")
-    def _valid_checkpointing(self) -> Self:
-        if self.rules is not None and self.activation_checkpointing and not self.rules.checkpointing:
-            supported = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
-            raise ValueError(
-                f"schedule {self.schedule} splits the backward pass, so activation_checkpointing would recompute each "
-                f"layer many times; schedules that support it: {', '.join(supported)}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _valid_tracing(self) -> Self:
@@ -310,10 +301,6 @@ class Params(TrainingParams):
     def _valid_text(self) -> Self:
         check_sequences(self.text, self.batch_size, self.context)
         check_prompt(self.text, self.sample)
-        return self
-
-    @model_validator(mode="after")
-    def _has_validation(self) -> Self:
         if self.early_stopping and self.text.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
