@@ -6,6 +6,7 @@ only the GPUs that the test gives them.
 
 import importlib
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -51,7 +52,7 @@ class GangResult:
     folder: Path
     """Checkpoint manifests as `checkpoint-<step>.json`, and all files of the workers."""
     losses: dict[str, list[float]]
-    """Every step's loss, by worker, such as `trainer-0`."""
+    """Every step's loss, by worker, such as `trainer-0`; NaN where the worker had no samples."""
     result: dict[str, float]
     """The job's final metrics."""
     step_ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -87,8 +88,8 @@ class RecordingReporter(Reporter):
         super().__init__(path)
         self._files = {kind: (folder / f"{kind}-{name}").open("a") for kind in ("losses", "step-ends", "samples")}
 
-    def __call__(self, step: int, *, loss: float | torch.Tensor, samples: int = 0, **rest: Any) -> None:
-        self._record("losses", json.dumps(float(loss)))
+    def __call__(self, step: int, *, loss: float | torch.Tensor | None, samples: int = 0, **rest: Any) -> None:
+        self._record("losses", json.dumps(math.nan if loss is None else float(loss)))
         self._record("step-ends", str(time.monotonic()))
         self._record("samples", str(samples))
         super().__call__(step, loss=loss, samples=samples, **rest)

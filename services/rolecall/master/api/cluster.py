@@ -1,5 +1,6 @@
 """The routes about the cluster: workloads, nodes, health and Prometheus metrics."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Annotated
@@ -89,7 +90,8 @@ async def check_readiness(master: Running) -> Readiness:
 @admin_router.get("/findings", summary="List weak settings of the master")
 async def list_findings(master: Running) -> FindingList:
     """Return weak settings and their remedies, which `rolecall doctor` shows with its own findings."""
-    readable = readable_secret_files(*master.settings.database_files)
+    # The files can be on a volume that hangs.
+    readable = await asyncio.to_thread(readable_secret_files, *master.settings.database_files)
     return FindingList(findings=list(weaknesses(master.settings, readable, master.access.scrapes)))
 
 
