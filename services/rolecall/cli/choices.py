@@ -8,6 +8,14 @@ from typer.core import TyperGroup
 
 from rolecall.spec.similar import most_similar
 
+_WRONG_NUMBERS = {
+    "int": "not a whole number",
+    "float": "not a number",
+    "greater": "out of range",
+    "less": "out of range",
+}
+"""The problem of a number, by the first word of pydantic's type of error."""
+
 
 class Commands(TyperGroup):
     """Commands whose errors about a wrong value name the valid ones.
@@ -29,7 +37,7 @@ def _explain(error: typer.BadParameter) -> str:
         return error.message
     problem = cause.errors()[0]
     given = repr(str(problem["input"]))
-    if wrong := _wrong_number(problem["type"]):
+    if wrong := _WRONG_NUMBERS.get(problem["type"].partition("_")[0]):
         return f"{given} is {wrong}{_range(error.param)}"
     # Only choices have values for the completion of a shell that don't depend on a cluster.
     valid = (
@@ -40,19 +48,6 @@ def _explain(error: typer.BadParameter) -> str:
     near = most_similar(str(problem["input"]), valid)
     hint = f"did you mean {near!r}? " if near else ""
     return f"there is no {given}; {hint}valid: {', '.join(valid)}"
-
-
-def _wrong_number(kind: str) -> str | None:
-    """The problem of a number, for pydantic's type of error; None for errors about other values."""
-    match kind.partition("_")[0]:
-        case "int":
-            return "not a whole number"
-        case "float":
-            return "not a number"
-        case "greater" | "less":
-            return "out of range"
-        case _:
-            return None
 
 
 def _range(param: Any) -> str:

@@ -6,9 +6,12 @@ from functools import cache
 from rolecall.client import Client, UnknownName
 from rolecall.spec.api import MetricDocument
 
+MetricsOf = Callable[[str], Sequence[MetricDocument]]
+"""Returns the metrics of a workload."""
 
-def declared_metrics(client: Client) -> Callable[[str], Sequence[MetricDocument]]:
-    """A function that returns the metrics of a workload, for which it asks the master once."""
+
+def declared_metrics(client: Client) -> MetricsOf:
+    """A function that asks the master once for each workload."""
 
     @cache
     def metrics_of(workload: str) -> Sequence[MetricDocument]:

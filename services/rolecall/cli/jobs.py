@@ -1,6 +1,6 @@
 """`rolecall jobs`: list jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import shorten
 from typing import Annotated
 
@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.declarations import declared_metrics
+from rolecall.cli.declarations import MetricsOf, declared_metrics
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.spec.api import MetricDocument
@@ -51,15 +51,12 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
             return
-        metrics_of = declared_metrics(client)
-        declared = {name: metrics_of(name) for name in {job.workload for job in found}}
-    given = only or workload or name or label or owner
-    out.print(job_table(out, found, declared) if found else f"no jobs{' meet the conditions' if given else ''}")
+        given = only or workload or name or label or owner
+        none = f"no jobs{' meet the conditions' if given else ''}"
+        out.print(job_table(out, found, declared_metrics(client)) if found else none)
 
 
-def job_table(
-    terminal: Terminal, jobs: Sequence[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]
-) -> Table:
+def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: MetricsOf) -> Table:
     """The jobs in the columns for which the terminal has room, each on one line."""
     rows = [
         (
@@ -69,7 +66,7 @@ def job_table(
             job.workload,
             state(job),
             age(job.created_at),
-            escape(_progress(job, declared[job.workload], is_brief=terminal.is_bounded)),
+            escape(_progress(job, metrics_of(job.workload), is_brief=terminal.is_bounded)),
         )
         for job in jobs
     ]

@@ -21,8 +21,6 @@ OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the work
 OfAttempt = Annotated[
     int | None, typer.Option("--attempt", min=1, help="Number of the attempt; by default the newest.")
 ]
-
-
 Tail = Annotated[int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines, at most this many.")]
 Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
 Grep = Annotated[

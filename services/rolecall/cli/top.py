@@ -1,7 +1,6 @@
 """`rolecall top`: nodes, slots and jobs, live."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -10,13 +9,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.declarations import declared_metrics
+from rolecall.cli.declarations import MetricsOf, declared_metrics
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
 from rolecall.client import Client
-from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.state import JobState
@@ -53,17 +51,12 @@ def _documents(client: Client) -> dict[str, object]:
     return {"nodes": nodes, "jobs": client.raw["jobs"]}
 
 
-def _view(client: Client, metrics_of: Callable[[str], Sequence[MetricDocument]]) -> RenderableType:
-    jobs = client.jobs(_MAX_JOBS, state=_OPEN)
-    declared = {name: metrics_of(name) for name in {job.workload for job in jobs}}
-    return view(out, client.nodes(), jobs, declared)
+def _view(client: Client, metrics_of: MetricsOf) -> RenderableType:
+    return view(out, client.nodes(), client.jobs(_MAX_JOBS, state=_OPEN), metrics_of)
 
 
 def view(
-    terminal: Terminal,
-    nodes: list[NodeDocument],
-    jobs: list[JobOverview],
-    declared: Mapping[str, Sequence[MetricDocument]],
+    terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview], metrics_of: MetricsOf
 ) -> RenderableType:
     """The nodes with their workers, and the jobs that have not ended, oldest first in each state."""
     alive = [node for node in nodes if node.alive]
@@ -82,7 +75,7 @@ def view(
         "",
         _node_table(terminal, nodes) if nodes else "no node has registered",
         "",
-        _job_table(terminal, jobs, declared) if jobs else "no job runs or waits",
+        _job_table(terminal, jobs, metrics_of) if jobs else "no job runs or waits",
     )
 
 
@@ -99,11 +92,11 @@ def _node_table(terminal: Terminal, nodes: list[NodeDocument]) -> Table:
     return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows, terminal)
 
 
-def _job_table(terminal: Terminal, jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]) -> Table:
+def _job_table(terminal: Terminal, jobs: list[JobOverview], metrics_of: MetricsOf) -> Table:
     rows: list[tuple[str, ...]] = []
     for job in jobs:
         name = cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name
-        metrics = declared.get(job.workload, ())
+        metrics = metrics_of(job.workload)
         done = progress(job.progress, metrics, is_live=job.state.holds_slots, is_brief=terminal.is_bounded)
         rows.append((escape(job.id), escape(name), state(job), age(job.created_at), escape(job.waiting_for or done)))
     headings = ("JOB", "NAME", "STATE", "AGE", "PROGRESS")

@@ -46,19 +46,15 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
         for plug_in, why in found.broken.items():
             err.print(f"[yellow]warning:[/] the workload {escape(plug_in)} could not be loaded: {escape(why)}")
     elif example:
-        _print_example(found)
+        if found.example is None:
+            raise CommandError(
+                Exit.NOT_FOUND, f"{found.name} has no example; `rolecall workloads {found.name}` lists its parameters"
+            )
+        print_json(found.example)
     elif schema:
         print_json(found.params)
     else:
         _describe(found)
-
-
-def _print_example(workload: WorkloadDocument) -> None:
-    if workload.example is None:
-        raise CommandError(
-            Exit.NOT_FOUND, f"{workload.name} has no example; `rolecall workloads {workload.name}` lists its parameters"
-        )
-    print_json(workload.example)
 
 
 def _describe(workload: WorkloadDocument) -> None:

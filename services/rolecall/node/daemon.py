@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.daemon_thread import run_in_daemon_thread
@@ -40,7 +39,6 @@ class Daemon:
         forks: ForkClient,
         self_check: SelfCheck,
         health: NodeHealth,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.should_exit = asyncio.Event()
         self.force_exit = asyncio.Event()
@@ -60,7 +58,7 @@ class Daemon:
             tasks=self._tasks,
             changed=self._news.set,
             before_failure=last.check_machine,
-            clock=clock,
+            clock=time.monotonic,
         )
         self.link = MasterLink(
             settings,
@@ -71,7 +69,7 @@ class Daemon:
             last=last,
             health=health,
             news=self._news,
-            clock=clock,
+            clock=time.monotonic,
         )
 
     def stop(self) -> None:

@@ -44,26 +44,21 @@ class Actual:
     """The id of its last inspection; 0 before the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+@dataclass(frozen=True)
+class _OfNewWorker:
+    launch: WorkerLaunch
+
+    @property
+    def key(self) -> Key:
+        return Key.of(self.launch)
+
+
+class Start(_OfNewWorker):
     """Create the worker's folder and fork it."""
 
-    launch: WorkerLaunch
 
-    @property
-    def key(self) -> Key:
-        return Key.of(self.launch)
-
-
-@dataclass(frozen=True, slots=True)
-class Decline:
+class Decline(_OfNewWorker):
     """Report the worker as stopped, because its gang stops before it was started."""
-
-    launch: WorkerLaunch
-
-    @property
-    def key(self) -> Key:
-        return Key.of(self.launch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ class Measurements:
         yield
         self.add(what, time.perf_counter() - began)
 
-    def set(self, what: WorkerMetric, value: float, label: str = "") -> None:
+    def set(self, what: WorkerMetric, value: float) -> None:
         """Set a gauge."""
         with self._lock:
-            self._values[what.name, label] = value
+            self._values[what.name, ""] = value
 
     def values(self, timeline: Timeline) -> Mapping[str, Mapping[str, float]]:
         """All values, by name and label, and those of the worker's timeline.

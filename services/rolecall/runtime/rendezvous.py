@@ -173,13 +173,11 @@ class _StoreExchange:
 
 
 def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
+    params = workload.params.model_validate(launch.params)
     threads = max(_MIN_RPC_THREADS, 2 * launch.gang.world_size)
     if workload.rpc_threads is not None:
-        params = workload.params.model_validate(launch.params)
         threads = max(threads, workload.rpc_threads(params, launch.gang.role_counts))
-    timeout_s = _CALL_TIMEOUT_S
-    if workload.rpc_timeout_s is not None:
-        timeout_s = workload.rpc_timeout_s(workload.params.model_validate(launch.params))
+    timeout_s = _CALL_TIMEOUT_S if workload.rpc_timeout_s is None else workload.rpc_timeout_s(params)
     url = f"{_SCHEME}://{len(_STORES)}"
     _STORES[url] = store
     options = rpc.TensorPipeRpcBackendOptions(

@@ -53,7 +53,12 @@ class Environment(workload.Params):
         if self.vectorization == "own" and self.wrappers:
             raise ValueError("wrappers apply to single environments and need vectorization: loop")
         if self.legacy_id is not None:
-            self._check_legacy(self.legacy_id)
+            if not self.legacy_id or ":" in self.legacy_id:  # Gym would import what is before the colon.
+                raise ValueError(
+                    f"{self.id!r} is no id in the registry of the old Gym; use an id such as gym:CartPole-v1"
+                )
+            if self.vectorization == "own":
+                raise ValueError("environments of the old Gym have no vector implementation; use vectorization: loop")
         return self
 
     @property
@@ -66,9 +71,3 @@ class Environment(workload.Params):
         """True for `module:Class`. In `module:id` the id has a version, so it is not a Python identifier."""
         _, colon, attribute = self.id.partition(":")
         return self.legacy_id is None and bool(colon) and attribute.isidentifier()
-
-    def _check_legacy(self, name: str) -> None:
-        if not name or ":" in name:  # Gym would import what is before the colon.
-            raise ValueError(f"{self.id!r} is no id in the registry of the old Gym; use an id such as gym:CartPole-v1")
-        if self.vectorization == "own":
-            raise ValueError("environments of the old Gym have no vector implementation; use vectorization: loop")

@@ -7,7 +7,6 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ class Fit:
         self._data = data
         self._key = seed
         self._dictionaries = [_Dictionary(column) for column in data.categorical]
-        self._numeric: list[_NumberFitter] = [
+        self._numeric = [
             _Moments(column) if column.transform == "normalize" else _Quantiles(column) for column in data.numeric
         ]
 
@@ -50,10 +49,6 @@ class Fit:
         for fitter in fitters:
             ids.append(fitter.column(ids[-1].offset + ids[-1].size if ids else 0))
         return Columns(tuple(ids), tuple(one.column() for one in self._numeric if isinstance(one, _Moments)))
-
-
-class _NumberFitter(Protocol):
-    def add(self, numbers: NDArray[np.float64], keys: NDArray[np.uint64]) -> None: ...
 
 
 @dataclass

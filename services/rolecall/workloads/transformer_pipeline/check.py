@@ -54,13 +54,6 @@ def check_ranks(own: CsvSchedule, ranks: int) -> None:
         )
 
 
-def _check_own(own: CsvSchedule, ranks: int) -> None:
-    try:
-        check_ranks(own, ranks)
-    except InputError as error:
-        raise ValueError(str(error)) from error
-
-
 def _pipeline_ranks(params: Params, workers: int) -> int:
     """The number of ranks in one replica of the pipeline."""
     ranks, rest = divmod(workers, params.replicas)
@@ -81,8 +74,11 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
 
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
     if (rules := params.rules) is None:
-        if (own := params.own_schedule) is not None:
-            _check_own(own, ranks)
+        if params.own_schedule is not None:
+            try:
+                check_ranks(params.own_schedule, ranks)
+            except InputError as error:
+                raise ValueError(str(error)) from error
         return
     if rules.micro_batches.is_valid(params.micro_batches, ranks, stages):
         return
