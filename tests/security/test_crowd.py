@@ -34,7 +34,7 @@ def held(address: Address, *sent: bytes) -> Iterator[list[socket.socket]]:
 async def until_held(client: Client, group: Group, count: int) -> None:
     """Wait until the group has `count` connections."""
     async with asyncio.timeout(5):
-        while connection_table(client).size(group) != count:
+        while connection_table(client)._sizes[group] != count:  # pyright: ignore[reportPrivateUsage]
             await asyncio.sleep(0.01)
 
 
