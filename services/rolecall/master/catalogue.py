@@ -177,7 +177,7 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
             return None, [field_error("params", message, given, f"what `rolecall workloads {workload.name}` shows")]
         errors = [dict(one) for one in error.errors(include_url=False)]
-        return None, explain(errors, schema_of(workload.params), ("params",))
+        return None, explain(errors, schema_of(workload.params), ("params",), given)
 
 
 @cache
