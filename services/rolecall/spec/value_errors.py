@@ -19,6 +19,7 @@ _BOUNDS = {
     "less_than_equal": "be less than or equal to {le}",
     "multiple_of": "be a multiple of {multiple_of}",
     "finite_number": "be finite",
+    "string_unicode": "be Unicode text",
     "too_short": "have at least {min_length} {unit}",
     "too_long": "have at most {max_length} {unit}",
     "string_too_short": "have at least {min_length} {unit}",
