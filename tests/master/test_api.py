@@ -39,7 +39,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
         {"roles": {"trainer": "2"}},
         "roles.trainer",
         "an integer or an object",
-        "an integer ≤ 1,000,000 or an object",
+        "an integer from 0 to 1,000,000 or an object",
     ),
     ({"roles": {"trainer": {"cuont": 2}}}, "roles.trainer.cuont", "did you mean 'count'", "count, gpus, threads"),
     ({"roles": {"trainer": {"count": 257}}}, "roles.trainer", "can't run with 257", "1 to 256"),
@@ -94,6 +94,12 @@ async def test_a_wrong_request_gets_field_value_and_what_is_legal(client: Client
         assert legal in error["legal"], error
         assert error["given"]
     assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
+
+
+async def test_all_wrong_roles_are_named_at_once_with_wrong_parameters(client: Client) -> None:
+    body = {"workload": "toy", "roles": {"trainr": 1, "trainer": -1, "stage": 1}, "params": {"steps": 0}}
+    errors = check_problem(await client.user("POST", "/jobs", json=body), 422)["errors"]
+    assert [one["field"] for one in errors] == ["roles.trainr", "roles.stage", "roles.trainer", "params.steps"]
 
 
 @pytest.mark.parametrize(
