@@ -59,10 +59,10 @@ def lines(entries: tuple[ParamEntry, ...], indent: str = "") -> Iterator[str]:
 
 def test_nested_parameters_have_types_ranges_defaults_and_meanings() -> None:
     assert list(lines(param_tree(Drawing.model_json_schema()))) == [
-        "steps|integer ≥ 1 ≤ 2^40|3|How many.",
+        "steps|integer from 1 to 2^40|3|How many.",
         'shape|name: "circle" or name: "square" or null|null|',
         ' |name: "circle"|None|Round.',
-        "  radius|number > 0 < 2^30|1.0|",
+        "  radius|number > 0 and < 2^30|1.0|",
         ' |name: "square"|None|Not round.',
         "columns|list of (string or Column)|required|",
         " column|string|required|Its name.",

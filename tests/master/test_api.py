@@ -35,17 +35,27 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"roles": {"trainr": 2}}, "roles.trainr", "there is no role 'trainr'; did you mean 'trainer'", "trainer"),
     ({"roles": {"stage": 2}}, "roles.stage", "there is no role 'stage'", "observer, parameter-server, trainer"),
     ({"roles": {"trainer": -1}}, "roles.trainer", "can't run with -1", "1 to 256"),
-    ({"roles": {"trainer": "2"}}, "roles.trainer", "an integer", "integer"),
+    (
+        {"roles": {"trainer": "2"}},
+        "roles.trainer",
+        "an integer or an object",
+        "an integer from 0 to 1,000,000 or an object",
+    ),
     ({"roles": {"trainer": {"cuont": 2}}}, "roles.trainer.cuont", "did you mean 'count'", "count, gpus, threads"),
     ({"roles": {"trainer": {"count": 257}}}, "roles.trainer", "can't run with 257", "1 to 256"),
-    ({"roles": {"trainer": {"gpus": "1"}}}, "roles.trainer.gpus", "an integer", "integer ≥ 0"),
-    ({"roles": {"trainer": {"threads": 0}}}, "roles.trainer.threads", "greater than or equal to 1", "integer ≥ 1"),
+    ({"roles": {"trainer": {"gpus": "1"}}}, "roles.trainer.gpus", "an integer", "an integer from 0 to 1"),
+    (
+        {"roles": {"trainer": {"threads": 0}}},
+        "roles.trainer.threads",
+        "greater than or equal to 1",
+        "an integer from 1 to 1,000,000 or null",
+    ),
     ({"roles": {"trainer": {"gpus": 2}}}, "roles.trainer.gpus", "for 2 GPUs request 2 workers with one each", "0 or 1"),
     (
         {"roles": {"trainer": {"gpus": -1}}},
         "roles.trainer.gpus",
         "greater than or equal to 0",
-        "integer ≥ 0 ≤ 1 or null",
+        "an integer from 0 to 1 or null",
     ),
     (
         {"roles": {"observer": {"gpus": 1}}},
@@ -53,12 +63,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
         "observer workers of toy can't use a GPU",
         "0, or omit it",
     ),
-    ({"max_restarts": True}, "max_restarts", "an integer", "integer ≥ 0"),
+    ({"max_restarts": True}, "max_restarts", "an integer", "an integer from 0 to 1,000"),
     ({"roles": {"trainer": 13}}, "roles", "bad luck", "counts that fit"),
-    ({"priority": 1000}, "priority", "less than or equal to 100", "integer ≥ -100 ≤ 100"),
+    ({"priority": 1000}, "priority", "less than or equal to 100", "an integer from -100 to 100"),
     ({"prioritty": 1}, "prioritty", "did you mean 'priority'", "deadline_s"),
     ({"steps": 3}, "steps", "no field 'steps'; the workload's parameters belong in 'params'", "priority"),
-    ({"deadline_s": -1}, "deadline_s", "greater than 0", "number > 0"),
+    ({"deadline_s": -1}, "deadline_s", "greater than 0", "a number > 0 and ≤ 10^9 or null"),
     ({"name": "a\0b"}, "name", "can't be printed", "printable"),
     ({"name": "\u3164"}, "name", "can't be printed", "printable"),
     ({"name": "   "}, "name", "it shows nothing", "or no name"),
@@ -84,6 +94,22 @@ async def test_a_wrong_request_gets_field_value_and_what_is_legal(client: Client
         assert legal in error["legal"], error
         assert error["given"]
     assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
+
+
+async def test_all_wrong_roles_are_named_at_once_with_wrong_parameters(client: Client) -> None:
+    body = {"workload": "toy", "roles": {"trainr": 1, "trainer": -1, "stage": 1}, "params": {"steps": 0}}
+    errors = check_problem(await client.user("POST", "/jobs", json=body), 422)["errors"]
+    assert [one["field"] for one in errors] == ["roles.trainr", "roles.stage", "roles.trainer", "params.steps"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [([1], "body"), ("toy", "body"), ({"workload": "toy", "params": []}, "params"), ({"labels": 1}, "labels")],
+)
+async def test_what_is_no_object_is_refused_in_the_words_of_json(client: Client, body: Any, field: str) -> None:
+    errors = check_problem(await client.user("POST", "/jobs", json=body), 422)["errors"]
+    (error,) = [one for one in errors if one["field"] == field]
+    assert (error["message"], error["legal"].startswith("an object")) == ("it must be an object", True)
 
 
 async def test_resources_that_no_live_node_has_are_refused_and_others_shown(client: Client) -> None:
@@ -138,6 +164,7 @@ async def test_the_frameworks_own_errors_are_problems_too(client: Client) -> Non
     check_problem(await client.user("GET", "/jobs/%00"), 404)
     check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
     problem = check_problem(await client.user("GET", "/jobs", params={"created_after": "odd"}), 422)
+    assert problem["errors"][0]["message"] == "it must be a time with its zone"
     assert problem["errors"][0]["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z", "not: or null"
     for path, cursors in {"/jobs": ("", "7", "1:2:3", "a:1", f"0:{10**30}", "0:²"), "/audit": ("", "1:2", "-")}.items():
         for cursor in cursors:

@@ -70,7 +70,7 @@ class _Range(Params):
     ("values", "message"),
     [
         ({"low": "x", "high": 1}, "it must be an integer"),
-        ({"low": 1.5, "high": 1}, "it must be an integer, got a number with a fractional part"),
+        ({"low": 1.5, "high": 1}, "it must be an integer"),
         ({"low": 1, "high": []}, "it must be an integer"),
         ({"low": 1, "high": 2, "names": []}, "it must have at least 1 item, not 0"),
         ({"low": 1, "high": 2, "names": 3}, "it must be a list"),
@@ -89,10 +89,9 @@ def test_a_wrong_key_is_described_with_all_its_rules() -> None:
     with pytest.raises(ValidationError) as caught:
         JobRequest.model_validate({"workload": "toy", "labels": {"-": "x"}})
     (field_error,) = explain(caught.value.errors(), JobRequest.model_json_schema())
-    assert field_error["field"] == "labels.-"
+    assert (field_error["field"], field_error["message"]) == ("labels.-", "'-' is not a valid name")
     rule = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit first and last"
-    assert field_error["message"] == f"it must be {rule}, also after a DNS name and '/'"
-    assert field_error["legal"] == "", "the message has it"
+    assert field_error["legal"] == f"{rule}, also after a DNS name and '/'"
 
 
 def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
@@ -101,20 +100,23 @@ def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
         JobUpdate.model_validate(change)
     schema = JobUpdate.model_json_schema()
     wrong, long = explain(caught.value.errors(), schema)
-    assert wrong["message"].startswith("it must be nothing, or up to 63 letters")
+    assert wrong["message"] == "'!' is not a valid value"
     assert long["message"] == "it must have at most 63 characters"
-    assert wrong["message"] == f"it must be {long['legal'].removesuffix(' or null')}"
+    assert wrong["legal"] == long["legal"]
+    assert wrong["legal"].startswith("nothing, or up to 63 letters")
     adapter = TypeAdapter(Annotated[str, Field(pattern="^a+$")])
     with pytest.raises(ValidationError) as caught:
         adapter.validate_python("b")
     (field_error,) = explain(caught.value.errors(), adapter.json_schema())
-    assert (field_error["message"], field_error["legal"]) == ("it must match pattern '^a+$'", "string like ^a+$")
+    assert (field_error["message"], field_error["legal"]) == ("'b' is not a valid value", "a string like ^a+$")
 
 
-def test_a_wrong_time_is_described_with_an_example() -> None:
+@pytest.mark.parametrize("given", ["yesterday", "2026-01-31", "2026-01-31T18:00:00", "", None, []])
+def test_a_wrong_time_is_described_with_an_example(given: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        PruneRequest.model_validate({"ended_before": "yesterday"})
+        PruneRequest.model_validate({"ended_before": given})
     (field_error,) = explain(caught.value.errors(), PruneRequest.model_json_schema())
+    assert field_error["message"] == "it must be a time with its zone"
     assert field_error["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z"
 
 
@@ -132,7 +134,8 @@ def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
     (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
     # The message begins with the field that has to change.
     assert (field_error["field"], field_error["message"]) == ("params.low", "low must be at most high (1)")
-    assert (field_error["given"], field_error["legal"]) == ("2", "")
+    assert field_error["given"] == "2"
+    assert "legal" not in field_error
     with pytest.raises(ValidationError) as caught:
         _Range.model_validate({"low": 2, "high": 3, "names": ["b", "b"]})
     (field_error,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
@@ -221,7 +224,7 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
     (
         "resnet-pipeline",
         _set("data.train", 5),
-        [("data.train", "it has the wrong type", "an object with images, labels")],
+        [("data.train", "it must be a string, an object or null", "an object with images, labels")],
     ),
     (
         "resnet-pipeline",
@@ -233,7 +236,7 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
         _set("schedule", "1f1b"),
         [("schedule", "'1f1b' is not a valid value; did you mean '1F1B'?", "GPipe, 1F1B, ")],
     ),
-    ("transformer-pipeline", _set("schedule", 3), [("schedule", "it has the wrong type", "GPipe, 1F1B, ")]),
+    ("transformer-pipeline", _set("schedule", 3), [("schedule", "it must be a string or an object", "GPipe, 1F1B, ")]),
     ("transformer-pipeline", _set("schedule", {"cvs": "a"}), [("schedule.cvs", "did you mean 'csv'?", "csv, rows")]),
     ("transformer-pipeline", _set("schedule", {}), [("schedule", "needs either", "")]),
     (
@@ -269,6 +272,35 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
 ]
 
 
+_PATHS = "a string of 1 to 4,096 characters or a list of 1 to 50,000 strings"
+_SPLIT = f"a number ≥ 0 and < 1 or {_PATHS}"
+_OPTIMIZER = 'an object whose name is sgd, adam or adamw, such as {"name": "sgd"}'
+_ALGORITHM = 'reinforce, ppo or an object whose name is reinforce or ppo, such as {"name": "reinforce"}'
+_LABEL = "a string of at most 1,024 characters or an object with column, positive, classes, numeric"
+UNIONS += [
+    # A single value is not the first item of a list, and what stands for an object has no fields.
+    ("rnn-lm", _set("text.validation", True), [("text.validation", "it must be a number, a string or a list", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", 1.5), [("text.validation", "it must be less than 1", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", []), [("text.validation", "it must have at least 1 item, not 0", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", ["a", 5]), [("text.validation.1", "it must be a string", "")]),
+    ("rnn-lm", _set("text.train", 5), [("text.train", "it must be a string, a list or null", f"{_PATHS} or null")]),
+    ("embedding-ddp", _set("data.label", "x" * 2000), [("data.label", "it must have at most 1,024", _LABEL)]),
+    ("embedding-ddp", _set("data.label", 5), [("data.label", "it must be a string or an object", _LABEL)]),
+    ("embedding-ddp", _set("data", {"synthetic": {"label": 1}}), [("data.synthetic.label", "or equal to 2", "binary")]),
+    ("reinforce", _set("algorithm", "sac"), [("algorithm", "there is no name 'sac'", "ppo, reinforce")]),
+    ("reinforce", _set("policy", "custom"), [("policy.builder", "it is missing", "a function as module:function")]),
+    ("reinforce", _set("algorithm", 5), [("algorithm", "it must be a string or an object", _ALGORITHM)]),
+    ("reinforce", _set("optimizer", "adam"), [("optimizer", "it must be an object or null", f"{_OPTIMIZER} or null")]),
+    ("rnn-lm", _set("optimizer", "adam"), [("optimizer", "it must be an object", _OPTIMIZER)]),
+    (
+        "rnn-lm",
+        _set("epochs", 2**30),
+        [("epochs", "it must be less than or equal to 2^24", "an integer from 1 to 2^24")],
+    ),
+]
+
+
 @pytest.mark.parametrize(("workload", "change", "expected"), UNIONS)
 def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal(
     workload: str, change: Any, expected: list[tuple[str, str, str]]
@@ -283,4 +315,4 @@ def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal
     for field_error, (field, message, legal) in zip(caught.value.field_errors, expected, strict=True):
         assert field_error["field"] == f"params.{field}"
         assert message in field_error["message"]
-        assert legal in field_error["legal"]
+        assert legal in field_error.get("legal", "")

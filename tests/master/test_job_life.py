@@ -479,7 +479,12 @@ _KIND = [column.name for column in schema.events.columns].index("kind")
 
 
 async def _submit(master: Master, shape: dict[Role, int], priority: int) -> str:
-    request = JobRequest(workload="toy", roles=dict(shape), priority=priority, max_restarts=MOST_RESTARTS)
+    request = JobRequest(
+        workload="toy",
+        roles={role: count for role, count in shape.items()},
+        priority=priority,
+        max_restarts=MOST_RESTARTS,
+    )
     job = await submission.submit_job(request, Response(), master, USER)
     assert isinstance(job, JobDocument)
     return job.id

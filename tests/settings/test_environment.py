@@ -15,13 +15,46 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         read_node()
 
 
-@pytest.mark.parametrize(("name", "value"), [("ROLECALL_PORT", "many"), ("ROLECALL_HEARTBEAT_S", "-1")])
-def test_an_illegal_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+_SIZE = "it is not a valid value (valid: a number of bytes, or a size such as 100GiB)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ROLECALL_PORT", "many", "it must be an integer (valid: an integer from 0 to 65,535)"),
+        ("ROLECALL_HEARTBEAT_S", "-1", "it must be greater than 0 (valid: a number > 0 and ≤ 30)"),
+        ("ROLECALL_STANDBY", "maybe", "it must be true or false"),
+        ("ROLECALL_LOG_FORMAT", "xml", "it is not a valid value (valid: text, json)"),
+        ("ROLECALL_LOG_LEVEL", "loud", "it is not a valid value (valid: debug, info, warning, error)"),
+        ("ROLECALL_MAX_JOB_BYTES", "lots", _SIZE),
+        ("ROLECALL_MAX_JOB_BYTES", "5 heaps", _SIZE),
+        ("ROLECALL_WEBHOOK_NETWORKS", "x,y", "it must be a network (valid: a network, such as 10.1.0.0/16)"),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "collector",
+            "it is not a valid value (valid: an http or https URL, such as http://collector:4318)",
+        ),
+    ],
+)
+def test_an_illegal_value_is_named_with_the_valid_ones(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
     for token, secret in TOKENS.items():
         monkeypatch.setenv(token, secret)
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=name):
+    with pytest.raises(SettingsError) as caught:
         read_master()
+    assert str(caught.value) == f"{name}: {said}"
+
+
+@pytest.mark.parametrize("name", ["ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN"])
+def test_a_short_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for token, secret in (TOKENS | {name: "hunter2hunter"}).items():
+        monkeypatch.setenv(token, secret)
+    with pytest.raises(SettingsError) as caught:
+        read_master()
+    assert str(caught.value).startswith(f"{name}: it must have at least 16 characters, not 13 (valid:")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("role", "said"), [("", "ROLE is not set"), ("worker", "ROLE='worker' is unknown")])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rolecall.spec.numbers import number
+from rolecall.spec.numbers import bound, number
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,30 @@ def test_a_number_has_four_significant_digits_or_no_decimals(value: object, text
 
 def test_a_whole_number_of_json_can_have_any_size() -> None:
     assert number(10**400).count(",") == 400 // 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (-100, "-100"),
+        (4096, "4,096"),
+        (1_000_000, "1,000,000"),
+        (2**20, "2^20"),
+        (2**31 - 1, "2^31 - 1"),
+        (-(2**63), "-2^63"),
+        (10**9, "10^9"),
+        (1e12, "10^12"),
+        (-1e308, "-10^308"),
+        (2.5e9, "2,500,000,000"),
+        (0.5, "0.5"),
+        (1e6, "1,000,000"),
+        (math.inf, "inf"),
+    ],
+)
+def test_a_bound_has_separators_or_is_a_large_power(value: float, text: str) -> None:
+    assert bound(value) == text
+
+
+def test_a_bound_can_have_any_size() -> None:
+    assert bound(10**400 + 1).count(",") == 400 // 3

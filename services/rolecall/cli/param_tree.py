@@ -5,14 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rolecall.spec.json_schema import choices
+from rolecall.spec.json_schema import PLURALS, choices, number_type, selector
 
 _Schema = Mapping[str, Any]
-_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-_LARGE_POWER = 20
 _DEEPEST = 8
 """Deeper lists are not described, because the schema of a list can contain itself."""
-_PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "boolean": "booleans", "object": "objects"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +65,8 @@ def _objects(root: _Schema, forms: Sequence[_Schema], depth: int = 0) -> Iterato
 
 def _title(form: _Schema) -> str:
     """The constant that selects the form of a field, or the name of its type."""
-    constants = ((name, field["const"]) for name, field in form["properties"].items() if "const" in field)
-    first = next(constants, None)
-    return f"{first[0]}: {json.dumps(first[1])}" if first else str(form.get("title", "object"))
+    name = selector(form)
+    return f"{name}: {json.dumps(form['properties'][name]['const'])}" if name else str(form.get("title", "object"))
 
 
 def _type(root: _Schema, forms: Iterable[_Schema], depth: int = 0) -> str:
@@ -78,7 +74,7 @@ def _type(root: _Schema, forms: Iterable[_Schema], depth: int = 0) -> str:
 
 
 def _form(root: _Schema, form: _Schema, depth: int) -> str:
-    """The type of one form of a value, such as `integer ≥ 1 ≤ 4096` or `list of strings`."""
+    """The type of one form of a value, such as `integer from 1 to 4,096` or `list of strings`."""
     if "const" in form:
         return json.dumps(form["const"])
     if "enum" in form:
@@ -88,8 +84,7 @@ def _form(root: _Schema, form: _Schema, depth: int) -> str:
         return _list(root, form, depth + 1) if depth < _DEEPEST else "list"
     if kind == "object":
         return _title(form) if form.get("properties") else "object"
-    bounds = [f"{sign} {_number(form[bound])}" for bound, sign in _BOUNDS.items() if bound in form]
-    return " ".join([str(kind), *bounds])
+    return number_type(form) if kind in ("integer", "number") else str(kind)
 
 
 def _list(root: _Schema, form: _Schema, depth: int) -> str:
@@ -98,15 +93,7 @@ def _list(root: _Schema, form: _Schema, depth: int) -> str:
     least, most = form.get("minItems"), form.get("maxItems")
     items = _type(root, choices(root, form.get("items", {})), depth)
     size = f" of {least}" if least is not None and least == most else f" of at least {least}" if least else ""
-    return f"list{size} of {_PLURALS.get(items, f'({items})' if ' ' in items else items)}"
-
-
-def _number(bound: float) -> str:
-    """A bound; large powers of two, which are limits of types and formats, as such."""
-    power = abs(bound).bit_length() - 1 if isinstance(bound, int) else 0
-    if power >= _LARGE_POWER and abs(bound) == 1 << power:
-        return f"{'-' * (bound < 0)}2^{power}"
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+    return f"list{size} of {PLURALS.get(items, f'({items})' if ' ' in items else items)}"
 
 
 def _text(schema: _Schema) -> str:

@@ -70,7 +70,9 @@ DataPath = Annotated[_AnyPath, AfterValidator(data_access.DataPath)]
 Paths = Annotated[
     list[DataPath],
     Field(min_length=1, max_length=50_000, fail_fast=True),
-    BeforeValidator(to_list, json_schema_input_type=_AnyPath | Annotated[list[_AnyPath], Field(max_length=50_000)]),
+    BeforeValidator(
+        to_list, json_schema_input_type=_AnyPath | Annotated[list[_AnyPath], Field(min_length=1, max_length=50_000)]
+    ),
 ]
 
 

@@ -111,12 +111,12 @@ def check_name(name: str) -> list[FieldError]:
     return []
 
 
-def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[FieldError]]:
+def check_roles(workload: Workload[Any], asked: Mapping[str, RoleDemand]) -> tuple[dict[Role, int], list[FieldError]]:
     """The number of workers of each role, including the defaults, and the field errors of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
         given = {
-            role.value: demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
+            role: demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
             for role, demand in asked.items()
         }
         return {}, [field_error("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
@@ -138,10 +138,10 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tu
 
 
 def check_resources(
-    workload: Workload[Any], asked: Mapping[Role, RoleDemand]
+    workload: Workload[Any], asked: Mapping[str, RoleDemand]
 ) -> tuple[dict[Role, Resources], list[FieldError]]:
     """The requested resources of the roles, and the field errors of those that no node can give."""
-    resources = {role: count_and_resources(demand)[1] for role, demand in asked.items() if role in workload.roles}
+    resources = {Role(role): count_and_resources(demand)[1] for role, demand in asked.items() if role in workload.roles}
     field_errors: list[FieldError] = []
     for role, gpus in ((role, own.gpus) for role, own in resources.items() if own.gpus):
         field = f"roles.{role}.gpus"
@@ -177,7 +177,7 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
             return None, [field_error("params", message, given, f"what `rolecall workloads {workload.name}` shows")]
         errors = [dict(one) for one in error.errors(include_url=False)]
-        return None, explain(errors, schema_of(workload.params), ("params",))
+        return None, explain(errors, schema_of(workload.params), ("params",), given)
 
 
 @cache

@@ -33,7 +33,7 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
         path, depth, value = waiting.pop()
         count += len(value)
         if count > MAX_VALUES:
-            yield field_error("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
+            yield field_error("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES:,}")
             return
         if depth == MAX_DEPTH:
             yield field_error(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
@@ -41,7 +41,7 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
         for key, entry in entries:
             if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
-                yield field_error(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
+                yield field_error(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS:,} characters")
             if isinstance(entry, dict | list):
                 if entry:  # A request can hold MAX_VALUES empty containers, and they have nothing to check.
                     waiting.append(((path, key), depth + 1, cast(_Container, entry)))

@@ -4,14 +4,18 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rolecall.settings.secrets import SECRETS
+from rolecall.spec.bounds import RULE
 from rolecall.spec.errors import SettingsError
+from rolecall.spec.json_schema import legal, not_null
 from rolecall.spec.role import Role
+from rolecall.spec.value_errors import worded
 
 _S = TypeVar("_S", bound="SharedSettings")
+Size = Annotated[ByteSize, Field(json_schema_extra={RULE: "a number of bytes, or a size such as 100GiB"})]
 
 
 class SharedSettings(BaseSettings):
@@ -42,7 +46,8 @@ def read(kind: type[_S], given: dict[str, Any]) -> _S:
     try:
         return kind(**given)
     except ValidationError as error:
-        raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from None
+        schema = kind.model_json_schema()
+        raise SettingsError("; ".join(dict.fromkeys(_explain(one, schema) for one in error.errors()))) from None
 
 
 def read_log_format() -> Literal["text", "json"]:
@@ -58,10 +63,13 @@ def read_role() -> str:
     return role
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, schema: dict[str, Any]) -> str:
     if not problem["loc"]:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    name = str(problem["loc"][0])
+        return worded(problem, schema, schema)
+    name, *rest = map(str, problem["loc"])
     if problem["type"] == "missing":
         return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
-    return f"{name}: {problem['msg']}"
+    field = schema["properties"].get(name, {})
+    field = not_null(field["items"] if rest else field)
+    message, valid = worded(problem, schema, field), legal(schema, field)
+    return f"{name}: {message}" + (f" (valid: {valid})" if valid not in message else "")

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, Field, IPvAnyNetwork, SecretStr
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, SecretStr
 from pydantic_settings import NoDecode
 
-from rolecall.settings.environment import names, read
+from rolecall.settings.environment import Size, names, read
 from rolecall.settings.program import ProgramSettings
 from rolecall.settings.secrets import secrets_from_files
+from rolecall.spec.bounds import matching
 
 
 class MasterSettings(ProgramSettings):
@@ -44,9 +45,9 @@ class MasterSettings(ProgramSettings):
     """Days after which the checkpoints of a succeeded job are deleted; 0 keeps them as long as the job."""
     keep_audit_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_AUDIT_DAYS", ge=0)] = 365.0
     """Days after which an audit log entry is deleted; 0 keeps all entries."""
-    max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
+    max_job_bytes: Annotated[Size | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
     """Maximum size of a job's data in the blob store, such as `100GiB`; no limit by default."""
-    reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
+    reserve_bytes: Annotated[Size | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
     """Free space on the data volume below which the master refuses logs and uploads; by default 5 %, at most 2 GiB."""
 
     webhook_hosts: Annotated[
@@ -61,7 +62,9 @@ class MasterSettings(ProgramSettings):
     ] = ()
     """Comma-separated private networks of these hosts, such as `10.1.0.0/16`; by default only public addresses."""
     otlp_endpoint: Annotated[
-        str | None, Field(validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", pattern=r"^https?://[^/]")
+        str | None,
+        Field(validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT"),
+        matching(r"^https?://[^/]", "an http or https URL, such as http://collector:4318"),
     ] = None
     """URL of an OpenTelemetry collector (OTLP over HTTP) for job traces, such as `http://collector:4318`."""
     mlflow_uri: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_MLFLOW_URI")] = None

@@ -2,7 +2,7 @@
 
 import hmac
 from itertools import combinations
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -18,7 +18,7 @@ class ProgramSettings(SharedSettings):
     """The token for Prometheus, which gives access only to `GET /metrics` of master and nodes."""
     host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
     """Address that the program's HTTP server binds."""
-    log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(validation_alias="ROLECALL_LOG_LEVEL")] = (
         "info"
     )
     """Log level: debug, info, warning or error."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ByteSize, Field
 from pydantic_settings import NoDecode
 
-from rolecall.settings.environment import SharedSettings, names, paths, read
+from rolecall.settings.environment import SharedSettings, Size, names, paths, read
 
 _LIBRARY_PATHS = (
     "AWS_CA_BUNDLE",
@@ -47,7 +47,7 @@ class WorkerSettings(SharedSettings):
     """Comma-separated URL schemes that jobs may read data from, such as `s3,gs`; none by default."""
     sandbox: Annotated[Literal["auto", "required", "off"], Field(validation_alias="ROLECALL_SANDBOX")] = "auto"
     """Landlock sandbox for workers: `auto` (if the kernel has it), `required` (else the node is unfit) or `off`."""
-    cache_bytes: Annotated[ByteSize, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
+    cache_bytes: Annotated[Size, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
     """Size above which a node evicts the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
 
 

@@ -18,6 +18,8 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 from rolecall.spec.webhook import MAX_URL, ShownUrl
 
 Name = Annotated[str, Field(max_length=120)]
+# The catalogue refuses other names than the workload's, together with its other findings.
+_RoleName = Annotated[str, Field(json_schema_extra={"enum": list[Any](Role)})]
 
 
 class JobRequest(Request):
@@ -27,7 +29,7 @@ class JobRequest(Request):
     """A name from `GET /workloads`."""
     params: Annotated[dict[str, Any], at_most(1000)] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: Annotated[Mapping[Role, RoleDemand], at_most(20)] = Field(default_factory=dict[Role, RoleDemand])
+    roles: Annotated[Mapping[_RoleName, RoleDemand], at_most(20)] = Field(default_factory=dict[str, RoleDemand])
     """The number of workers of each role, or an object with the number and the resources of each worker. For other
     roles, the workload's defaults apply."""
     name: Name = ""

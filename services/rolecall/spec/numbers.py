@@ -1,5 +1,7 @@
 """Texts of numbers and sizes, the same on the page and in the command. Pure."""
 
+import math
+
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -13,6 +15,18 @@ def number(value: object) -> str:
     if abs(value) < 1e9 and (value.is_integer() or abs(value) >= 1000):
         return f"{value + 0:,.0f}"  # Without the sign of -0.0.
     return f"{value:#.4g}".removesuffix(".")
+
+
+def bound(value: float) -> str:
+    """A bound, such as `16,384`; large powers of 2 and 10, which are limits of types and formats, such as `2^24`."""
+    size = abs(value)
+    for base, least in ((2, 20), (10, 9)):
+        power = round(math.log(size, base)) if base**least - 1 <= size <= 1e308 else 0
+        if power and size in {base**power, float(base**power)}:
+            return f"{'-' * (value < 0)}{base}^{power}"
+        if power and base == 2 and value == 2**power - 1:
+            return f"2^{power} - 1"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"
 
 
 def size(value: int) -> str:

@@ -7,9 +7,9 @@ from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValid
 from rolecall.spec.model import Request, Value
 
 _MAX = 1_000_000
-Count = Annotated[int, Field(strict=True, le=_MAX)]
+# The catalogue refuses other numbers with advice.
+Count = Annotated[int, Field(strict=True, le=_MAX, json_schema_extra={"minimum": 0})]
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
-# The catalogue refuses larger numbers with advice.
 _Gpus = Annotated[int, Field(strict=True, ge=0, le=_MAX, json_schema_extra={"maximum": 1})]
 
 

@@ -37,6 +37,7 @@ from rolecall.spec.errors import (
     StaleAttempt,
     StorageLimitReached,
 )
+from rolecall.spec.json_schema import not_null
 from rolecall.spec.redaction import redact_text
 
 ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
@@ -190,7 +191,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     if broken is not None:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
-    errors = _field_errors(request, found)
+    errors = _field_errors(request, found, error.body)
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
@@ -220,7 +221,7 @@ def is_route(scope: Scope, path: str) -> bool:
     return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in scope["app"].router.routes)
 
 
-def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[FieldError]:
+def _field_errors(request: Request, found: Sequence[dict[str, Any]], given: Any) -> list[FieldError]:
     """The problems of a request that the framework refuses: of its body, and of its parameters."""
     route = request.scope.get("route")
     body = getattr(route, "body_field", None)
@@ -228,17 +229,15 @@ def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[Fie
     of_body = [one | {"loc": tuple(one["loc"][1:])} for one in found if one["loc"][0] == "body"]
     others = [one for one in found if one["loc"][0] != "body"]
     own = {field.alias: field for field in parameters_of(route)}
-    return [*explain(of_body, schema), *(_parameter_error(one, own) for one in others[:MAX_FIELD_ERRORS])]
+    return [*explain(of_body, schema, value=given), *(_parameter_error(one, own) for one in others[:MAX_FIELD_ERRORS])]
 
 
 def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
     _, name, *path = error["loc"]
     field = own.get(str(name))
     kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None
-    found = TypeAdapter(kind).json_schema() if field else {}
-    if "anyOf" in found:  # A parameter can be omitted, but not be null.
-        found["anyOf"] = [choice for choice in found["anyOf"] if choice != {"type": "null"}]
-    (one,) = explain([error | {"loc": tuple(path)}], found, (str(name),))
+    schema = not_null(TypeAdapter(kind).json_schema() if field else {})
+    (one,) = explain([error | {"loc": tuple(path)}], schema, (str(name),))
     return one
 
 

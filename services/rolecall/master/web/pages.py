@@ -162,7 +162,7 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
         if not wants_page(request.scope):
             return problem
         document = json.loads(bytes(problem.body))
-        legal = [f"; valid: {one['legal']}" for one in document.get("errors", ()) if one["legal"]]
+        legal = [f"; valid: {one['legal']}" for one in document.get("errors", ()) if "legal" in one]
         page = _error_page(request, problem.status_code, document["detail"] + "".join(legal))
         for name, value in problem.headers.items():
             page.headers.setdefault(name, value)

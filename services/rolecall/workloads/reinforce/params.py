@@ -138,12 +138,12 @@ class Params(workload.Params):
     """The task: a Gymnasium id or entry point, or an object with more settings."""
     algorithm: Annotated[
         Annotated[Reinforce | Ppo, Field(discriminator="name")],
-        BeforeValidator(to_object("name"), json_schema_input_type=Name | Reinforce | Ppo),
+        BeforeValidator(to_object("name"), json_schema_input_type=Literal["reinforce", "ppo"] | Reinforce | Ppo),
     ] = Ppo(name="ppo")
     """Training algorithm: `ppo` or `reinforce`, or an object with more settings."""
     policy: Annotated[
         Annotated[Mlp | Custom, Field(discriminator="name")],
-        BeforeValidator(to_object("name"), json_schema_input_type=Name | Mlp | Custom),
+        BeforeValidator(to_object("name"), json_schema_input_type=Literal["mlp"] | Mlp | Custom),
     ] = Mlp(name="mlp")
     """The network of the policy."""
     environments: Annotated[int, Field(ge=1, le=4096)] = 8
