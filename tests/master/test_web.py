@@ -181,6 +181,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         page = (await client.http.get("/", headers=session)).text
         assert page.count(f"/ui/jobs/{job}") == 2 * count, page  # Its row, and its worker's slot.
         assert hostile not in page
+        assert ("<b>&lt;script&gt;alert(1)&lt;/scrip…</b> trainer-0</a>" in page) == bool(count), "its worker's slot"
         for address in ("/", "/?state=running", "/?state=failed"):
             listed = (await client.http.get(address, headers=session)).text
             assert ("<dt>goodput</dt><dd>100 %</dd>" in listed) == bool(count), "of the running jobs"

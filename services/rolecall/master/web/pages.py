@@ -24,6 +24,7 @@ from rolecall.master.web.view import (
     figures,
     mean_goodput,
     readable,
+    seat_labels,
     without,
 )
 from rolecall.spec.access import Scope
@@ -193,6 +194,7 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
         template,
         caller=caller,
         cluster=cluster_view(nodes.nodes),
+        seat_labels=seat_labels([*jobs.jobs, *running.jobs]),
         goodput=mean_goodput(running.jobs),
         most=_JOBS,
         queue=queue.jobs,
