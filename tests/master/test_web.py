@@ -211,6 +211,33 @@ async def test_a_job_that_is_being_stopped_shows_which_button_was_pressed(
     assert page.count("hx-post=") == others
 
 
+@pytest.mark.parametrize(("step", "shown"), [(10, "10 of at most 496"), (496, "496 of 496")])
+async def test_a_job_that_ended_early_shows_its_true_share(client: Client, step: int, shown: str) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.progress(
+        worker, line("step", step=step, steps=496), line("event", message="reached target_return 60 at update 10")
+    )
+    await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    session = await session_of(client)
+    for path in ("/", f"/ui/jobs/{job}"):
+        page = (await client.http.get(path, headers=session)).text
+        assert f'<progress max="496" value="{step}"' in page
+        assert f">{shown}</span>" in page
+    assert "<b>worker</b> reached target_return 60" in page
+
+
+async def test_who_can_only_read_a_job_can_compare_it_but_not_control_it(client: Client) -> None:
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    reader = await make_token(client, "reader", Scope.READ)
+    page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client, reader))).text
+    assert f'href="/ui/compare?job={job}"' in page
+    assert not [one for one in ("hx-post", "hx-delete", "?clone=") if one in page]
+
+
 async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client: Client) -> None:
     made = [(await client.submit(priority=priority))["id"] for priority in (0, 10)]
     async with asyncio.timeout(5):
