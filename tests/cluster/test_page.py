@@ -481,7 +481,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     visit(page, f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator("#job .info")).to_contain_text("trainer")
     assert [url for url in asked if url.endswith("/logs?tail=1000&follow=true")], asked
-    assert not [url for url in asked if f"/jobs/{job}/timeline" in url]
+    assert not [url for url in asked if f"/jobs/{job}/picture" in url]
     lines = page.locator(".log .lines")
     assert lines.evaluate("one => getComputedStyle(one, '::before').content") == '"No lines."'
     visit(page, f"{cluster.url}/ui/submit")

@@ -35,6 +35,7 @@ from .harness import (
     serving,
     submit_as,
 )
+from .test_inspection import WINDOW
 
 PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -236,6 +237,24 @@ async def test_who_can_only_read_a_job_can_compare_it_but_not_control_it(client:
     page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client, reader))).text
     assert f'href="/ui/compare?job={job}"' in page
     assert not [one for one in ("hx-post", "hx-delete", "?clone=") if one in page]
+
+
+async def test_the_picture_has_the_format_that_the_job_has(client: Client) -> None:
+    """Asking for another one is no error in the browser's console."""
+    node, session = await one_trainer(client), await session_of(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    path = f"/ui/jobs/{job}/picture?pipeline=true"
+    assert (await client.http.get("/ui/jobs/nope/picture", headers=session)).status_code == 404
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    nothing = await client.http.get(path, headers=session)
+    assert (nothing.status_code, nothing.json()) == (200, None)
+    await node.ship(worker, "timeline", WINDOW.model_dump_json().encode())
+    picture = (await client.http.get(path, headers=session)).json()
+    assert picture["format"] == "svg"
+    assert "forward, step 1" in picture["svg"]
 
 
 async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client: Client) -> None:
