@@ -111,6 +111,17 @@ def test_a_schedule_is_drawn_and_its_bubble_is_the_known_one(tmp_path: Path) -> 
     assert document["bubble"] == pytest.approx(3 / 11)
 
 
+def test_a_schedule_that_a_terminal_cuts_names_the_option_for_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    monkeypatch.setattr("rolecall.cli.schedule.out.width", 80)
+    arguments = ("schedule", "Interleaved1F1B", "--virtual-stages", "2")
+    assert "--svg FILE writes the whole picture" in run(*arguments).out
+    assert "--svg FILE" not in run(*arguments, "--svg", str(tmp_path / "a.svg")).out
+    assert "--svg FILE" not in run("schedule", "1F1B", "--ranks", "2", "--micro-batches", "2").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -90,6 +90,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     expect(lines).not_to_have_text(first_lines)
     expect(lines).not_to_contain_text("[trainer-1]")
     check_phone_width(page, f"{cluster.url}/", ".roles .seat")
+    expect(page.locator(".roles .seat", has_text="trainer-1")).to_contain_text("it's the original")
     check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
     check_phone_width(page, f"{cluster.url}/ui/compare?job={job}", ".u-legend")
     check_phone_width(page, f"{cluster.url}/ui/jobs/{job}", ".u-legend", ".timeline svg", ".gang", ".log .lines")
@@ -235,6 +236,10 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
     data = page.locator("#params > div > .field").get_by_label(re.compile("^data"))
     expect(data.locator("option")).to_have_text(["choose", "data", "synthetic data"])
     data.select_option(index=1)
+    train = page.locator("#params .field").filter(has=page.locator("> label", has_text=re.compile("^train")))
+    expect(train.locator("> div > select option")).to_have_text(["choose", "text", "list"])
+    train.locator("> div > select").select_option("text")
+    assert (train.locator("input").bounding_box() or {})["width"] == 460
     labels = page.locator("#request fieldset").filter(has=page.locator("legend", has_text=re.compile("^labels$")))
     rows, wrong = labels.locator(".pair"), labels.locator(".wrong:visible")
     for text in ("team", "team"):
@@ -256,6 +261,11 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
 def test_a_valid_job_shows_no_error_of_an_earlier_check(page: Page, cluster: Cluster) -> None:
     visit(page, f"{cluster.url}/ui/submit")
     page.get_by_label("Start from").select_option("example:reinforce")
+    optional = page.locator("#request > div > details").first.bounding_box()
+    name = page.locator("#request .field").first.bounding_box()
+    assert optional
+    assert name
+    assert optional["y"] >= name["y"] + name["height"]
     page.locator("#params > div > details > summary").click()
     fill(page, {"env steps": 0})
     page.get_by_role("button", name="Check only").click()
@@ -481,7 +491,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     visit(page, f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator("#job .info")).to_contain_text("trainer")
     assert [url for url in asked if url.endswith("/logs?tail=1000&follow=true")], asked
-    assert not [url for url in asked if f"/jobs/{job}/timeline" in url]
+    assert not [url for url in asked if f"/jobs/{job}/picture" in url]
     lines = page.locator(".log .lines")
     assert lines.evaluate("one => getComputedStyle(one, '::before').content") == '"No lines."'
     visit(page, f"{cluster.url}/ui/submit")
@@ -574,6 +584,58 @@ def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_
     page.get_by_label("Log scale").check()
     expect(page.locator(".curves canvas")).to_be_visible()
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
+def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster: Cluster) -> None:
+    jobs = [cluster.submit(WAITING | {"name": name}) for name in ("long", "short")]
+    points = [
+        {"step": step, "loss": 10 ** (step % 7), "validation_auc": 0.9 + step / 1000, "gain": -1} for step in range(50)
+    ]
+
+    def answer(route: Route) -> None:
+        own = points if jobs[0] in route.request.url else points[:3]
+        series = {"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": own}
+        route.fulfill(json={"series": [series]})
+
+    page.route("**/metrics?*", answer)
+    page.add_init_script(
+        "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at)"
+        "{ drawn.push(text); draw.call(this, text, ...at); };"
+        "window.markers = 0; const arc = Path2D.prototype.arc;"
+        "Path2D.prototype.arc = function (...at) { markers += 1; arc.apply(this, at); }"
+    )
+    visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+    expect(page.locator(".charts canvas")).to_have_count(2)
+    assert page.evaluate("markers") == 0, "only one curve has few points"
+    page.evaluate("drawn.length = 0")
+    page.get_by_label("Log scale").check()
+    page.wait_for_function("() => drawn.includes('0.92')")
+    assert {"1", "10", "100", "1000", "10000", "100000", "1000000", "0.9", "0.94"} <= set(page.evaluate("drawn"))
+    assert not {"0.1", "0.5"} & set(page.evaluate("drawn"))
+    page.get_by_label("Value").select_option("gain")
+    expect(page.locator(".charts h3")).to_have_text(["gain"])
+    expect(page.locator(".charts canvas")).to_be_visible()
+    visit(page, f"{cluster.url}/ui/compare?job={jobs[1]}")
+    page.wait_for_function("() => markers > 0")
+    for job in jobs:
+        cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
+def test_long_values_are_compared_in_full(page: Page, cluster: Cluster) -> None:
+    params = WAITING["params"]
+    files = [[f"{name}-{number}.csv" for number in range(40)] for name in ("a", "b")]
+    jobs = [
+        cluster.submit(WAITING | {"params": params | {"data": params["data"] | {"train": train}}}) for train in files
+    ]
+    for width in (1280, 380):
+        page.set_viewport_size({"width": width, "height": 800})
+        visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+        cell = page.locator(".differences td > div").first
+        expect(cell).to_contain_text("…")
+        assert cell.evaluate("one => one.clientHeight >= one.scrollHeight && one.clientWidth >= one.scrollWidth")
+    for job in jobs:
+        cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
 def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> None:

@@ -96,14 +96,14 @@ def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
         expect(page.locator(".timeline .caption")).to_have_text(
             re.compile(r"Measured: bubble [0-9.]+%.* Theory: bubble 20\.0%, duration 15 forward passes\.")
         )
-        bars = picture.locator("rect.F").evaluate_all("bars => bars.map(bar => getComputedStyle(bar).fill)")
+        bars = picture.locator("rect.F-0").evaluate_all("bars => bars.map(bar => getComputedStyle(bar).fill)")
         assert (len(bars), len(set(bars))) == (2 * 2 * 4 + 1, 1), "each task twice, and the legend"
         page.emulate_media(color_scheme="dark")
-        dark = picture.locator("rect.F").first.evaluate("bar => getComputedStyle(bar).fill")
+        dark = picture.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill")
         assert dark not in [*bars, "rgb(0, 0, 0)"]
         check_accessibility(page)
         page.get_by_role("link", name="Open the picture").click()  # The policy must allow its style, too.
-        assert page.locator("rect.F").first.evaluate("bar => getComputedStyle(bar).fill") == dark
+        assert page.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill") == dark
 
 
 def _assert_trace_has_every_task(cluster: Cluster, job: str) -> None:

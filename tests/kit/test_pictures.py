@@ -2,7 +2,9 @@
 
 import re
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -11,6 +13,7 @@ from tests.cpu_time import is_within
 from rolecall.kit.orders import planned_order
 from rolecall.kit.pictures import STYLE, schedule_svg, schedule_text, timeline_svg
 from rolecall.kit.pipelining import timed
+from rolecall.kit.schedules import ScheduleName
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
 from rolecall.spec.role import Role
 from rolecall.spec.timeline import MAX_SPANS, Span, Step
@@ -122,11 +125,23 @@ def test_threads_are_in_the_order_of_their_numbers() -> None:
     assert [row for row in rows if row in order] == order
 
 
-def test_the_label_of_a_wait_has_the_color_of_text() -> None:
-    """A wait is pale, so that the usual label on it is hard to read."""
-    grounds, labels_ = re.findall(r"}\.wait{fill:(#\w+)}", STYLE), re.findall(r"\.label\.on-wait{fill:(#\w+)}", STYLE)
-    assert len(grounds) == 2
-    assert all(contrast(*pair) >= 4.5 for pair in zip(grounds, labels_, strict=True))
+def test_labels_are_readable_on_the_bars_of_all_colors() -> None:
+    """Pale bars have labels in the color of other text."""
+    for style in STYLE.split("@media"):
+        usual, pale = re.findall(r"\.label(?:\.on-pale)?{fill:(#\w+)", style)
+        bars_ = re.findall(r"\.([a-zA-Z]+-\d){fill:(#\w+)}", style)
+        assert len(bars_) == 23
+        is_pale = {name: name == "wait-0" or not name.endswith("-0") for name, _ in bars_}
+        unreadable = [name for name, color in bars_ if contrast(color, pale if is_pale[name] else usual) < 4.5]
+        assert not unreadable
+
+
+def test_the_colors_of_one_kind_differ_in_brightness() -> None:
+    for style in STYLE.split("@media"):
+        colors = dict(re.findall(r"\.([a-zA-Z]+-\d){fill:(#\w+)}", style))
+        for kind in ("F", "B", "I", "W", "compute", "communication"):
+            own = [color for name, color in colors.items() if name.startswith(f"{kind}-")]
+            assert min(contrast(*pair) for pair in combinations(own, 2)) > 1.35, own
 
 
 def contrast(*colors: str) -> float:
@@ -154,6 +169,74 @@ def test_a_label_is_where_no_inner_bar_covers_it() -> None:
         steps=(Step(1, 0.0, 1.05),), spans=spans,
     )  # fmt: skip
     document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
-    texts = {text.text: float(text.get("x", "0")) for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text")}
+    found = [text for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text") if text.get("class")]
+    texts = {text.text: float(text.get("x", "0")) for text in found}
     assert texts["forward"] == pytest.approx(190 + 1060 * 0.2 / 1.05, abs=0.01)
     assert "hidden" not in texts
+
+
+def document_of(spans: Sequence[Span], *, live: bool = True) -> TimelineDocument:
+    worker = WorkerTimeline(
+        rank=0, role=Role.OBSERVER, role_rank=0, node="n", clock_uncertainty_s=0.0, cut=False, steps=(),
+        spans=tuple(spans),
+    )  # fmt: skip
+    return TimelineDocument(job="j", attempt=1, live=live, at=datetime.now(UTC), workers=(worker,), silent=())
+
+
+def classes(svg: str) -> dict[str, str]:
+    """The class of each bar by the first word of its hint."""
+    groups = ET.fromstring(svg).iter(f"{_SVG}g")
+    return {re.split(r"[ :,]", group[0].text or "")[0]: group[1].get("class", "") for group in groups}
+
+
+def legend(svg: str) -> list[str]:
+    """The texts of the legend, which have neither a class nor an anchor."""
+    texts = list(ET.fromstring(svg).iter(f"{_SVG}text"))
+    return [text.text or "" for text in texts if not {"class", "text-anchor", "font-size"} & set(text.keys())]
+
+
+def test_phases_of_one_category_have_colors_of_their_own_and_a_legend() -> None:
+    names = ["act", "step", "act", "step"]
+    spans = [Span(name, "compute", float(n), 1.0, 1, None, None, "main") for n, name in enumerate(names)]
+    waits = [Span(name, "wait", 9.0 + n, 1.0, 1, None, None, "main") for n, name in enumerate(["request", "agree"])]
+    svg = timeline_svg(document_of([*spans, *waits]))
+    found = classes(svg)
+    assert found["act"] != found["step"]
+    assert found["request"] == found["agree"] == "wait-0"
+    assert legend(svg) == ["compute:", "act", "step", "wait"]
+    assert legend(timeline_svg(document_of(spans[:1]))) == ["compute"]
+
+
+def test_the_longest_of_many_phases_have_colors_of_their_own() -> None:
+    spans = [Span(f"p{n}", "compute", n * 20.0, 10.0 - n, 1, None, None, "main") for n in range(6)]
+    svg = timeline_svg(document_of(spans))
+    assert list(classes(svg).values()) == [f"compute-{place}" for place in (0, 1, 2, 3, 3, 3)]
+    assert legend(svg) == ["compute:", "p0", "p1", "p2", "others"]
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual", "meanings"),
+    [
+        ("Interleaved1F1B", 2, ["stages 0–3", "stages 4–7"]),
+        ("ZBVZeroBubble", 2, ["stages 0–3", "stages 4–7"]),
+        ("LoopedBFS", 4, ["stages 0–3, 12–15", "stages 4–7", "stages 8–11"]),
+    ],
+)
+def test_the_stages_of_a_rank_have_different_colors(name: ScheduleName, virtual: int, meanings: list[str]) -> None:
+    svg = schedule_svg(timed(planned_order(name, 4, 4, virtual)), "a", "b")
+    assert classes(svg)["0F0"] != classes(svg)["4F0"]
+    assert legend(svg)[-len(meanings) :] == meanings
+    if virtual == 2:
+        assert {"0F0", "4F0"} <= {text.text for text in ET.fromstring(svg).iter(f"{_SVG}text")}
+
+
+def test_a_rank_with_one_stage_needs_no_number_of_it() -> None:
+    svg = schedule_svg(timed(planned_order("1F1B", 4, 8, 1)), "a", "b")
+    assert legend(svg) == ["forward", "backward"]
+    assert set(classes(svg).values()) == {"F-0", "B-0"}
+    assert "F0" in {text.text for text in ET.fromstring(svg).iter(f"{_SVG}text")}
+
+
+@pytest.mark.parametrize(("live", "note"), [(True, "no step is recorded yet"), (False, "no step was recorded")])
+def test_only_workers_that_run_can_record_steps_later(*, live: bool, note: str) -> None:
+    assert labels(timeline_svg(document_of([], live=live)), "faint")[0] == note

@@ -80,8 +80,7 @@ def test_the_picture_has_every_task_measured_and_in_theory() -> None:
     assert found
     svg = ET.fromstring(pipeline_svg(found, "a <title>"))
     names = [text for group in svg.iter("{http://www.w3.org/2000/svg}g") if (text := group[0].text)]
-    tasks = sorted(f"{one.task.kind}{one.task.micro_batch}" for row in PLANNED for one in row)
+    tasks = sorted(str(one.task) for row in PLANNED for one in row)
     assert sorted(name.split(",")[0] for name in names if ", step 1:" in name) == tasks
-    theory = sorted(str(one.task) for row in PLANNED for one in row)
-    assert sorted(name.split()[0] for name in names if ", step" not in name) == theory
+    assert sorted(name.split()[0] for name in names if ", step" not in name) == tasks
     assert "Theory: bubble" in (svg.findtext("{http://www.w3.org/2000/svg}desc") or "")

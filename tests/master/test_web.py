@@ -35,6 +35,7 @@ from .harness import (
     serving,
     submit_as,
 )
+from .test_inspection import WINDOW
 
 PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -181,6 +182,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         page = (await client.http.get("/", headers=session)).text
         assert page.count(f"/ui/jobs/{job}") == 2 * count, page  # Its row, and its worker's slot.
         assert hostile not in page
+        assert ("<b>&lt;script&gt;alert(1)&lt;/scrip…</b> trainer-0</a>" in page) == bool(count), "its worker's slot"
         for address in ("/", "/?state=running", "/?state=failed"):
             listed = (await client.http.get(address, headers=session)).text
             assert ("<dt>goodput</dt><dd>100 %</dd>" in listed) == bool(count), "of the running jobs"
@@ -208,6 +210,51 @@ async def test_a_job_that_is_being_stopped_shows_which_button_was_pressed(
     page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client))).text
     assert re.search(rf"<button[^>]* disabled>{pressed}</button>", page)
     assert page.count("hx-post=") == others
+
+
+@pytest.mark.parametrize(("step", "shown"), [(10, "10 of at most 496"), (496, "496 of 496")])
+async def test_a_job_that_ended_early_shows_its_true_share(client: Client, step: int, shown: str) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.progress(
+        worker, line("step", step=step, steps=496), line("event", message="reached target_return 60 at update 10")
+    )
+    await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    session = await session_of(client)
+    for path in ("/", f"/ui/jobs/{job}"):
+        page = (await client.http.get(path, headers=session)).text
+        assert f'<progress max="496" value="{step}"' in page
+        assert f">{shown}</span>" in page
+    assert "<b>worker</b> reached target_return 60" in page
+
+
+async def test_who_can_only_read_a_job_can_compare_it_but_not_control_it(client: Client) -> None:
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    reader = await make_token(client, "reader", Scope.READ)
+    page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client, reader))).text
+    assert f'href="/ui/compare?job={job}"' in page
+    assert not [one for one in ("hx-post", "hx-delete", "?clone=") if one in page]
+
+
+async def test_the_picture_has_the_format_that_the_job_has(client: Client) -> None:
+    """Asking for another one is no error in the browser's console."""
+    node, session = await one_trainer(client), await session_of(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    path = f"/ui/jobs/{job}/picture?pipeline=true"
+    assert (await client.http.get("/ui/jobs/nope/picture", headers=session)).status_code == 404
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    nothing = await client.http.get(path, headers=session)
+    assert (nothing.status_code, nothing.json()) == (200, None)
+    await node.ship(worker, "timeline", WINDOW.model_dump_json().encode())
+    picture = (await client.http.get(path, headers=session)).json()
+    assert picture["format"] == "svg"
+    assert "forward, step 1" in picture["svg"]
 
 
 async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client: Client) -> None:

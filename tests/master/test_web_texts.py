@@ -14,6 +14,7 @@ from rolecall.master.web.view import (
     figures,
     mean_goodput,
     readable,
+    seat_labels,
 )
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, differences
@@ -100,6 +101,19 @@ def test_a_role_s_slots_are_those_of_live_nodes() -> None:
         (Role.PARAMETER_SERVER, 1, 2, 0),
         (Role.TRAINER, 1, 2, 1),
     ]
+
+
+def test_a_seat_has_the_short_name_of_its_job_or_its_id() -> None:
+    jobs = [
+        job(id="toy-1", name="n" * 30, state=JobState.RUNNING),
+        job(id="toy-2", name="", state=JobState.RUNNING),
+        job(id="toy-3", name="same", state=JobState.RUNNING),
+        job(id="toy-4", name="same", state=JobState.RUNNING),
+        job(id="toy-5", name="once", state=JobState.RUNNING),
+        job(id="toy-6", name="once", state=JobState.SUCCEEDED),
+    ]
+    labels = seat_labels([*jobs, jobs[0]])
+    assert labels == {"toy-1": f"{'n' * 23}…", "toy-5": "once"} | {id_: id_ for id_ in ("toy-2", "toy-3", "toy-4")}
 
 
 def test_only_fields_that_differ_are_compared() -> None:

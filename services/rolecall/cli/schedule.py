@@ -11,7 +11,7 @@ from rolecall.cli.output import out, print_json, write_text
 from rolecall.kit.csv_schedules import MAX_BYTES, format_schedule, parse_schedule
 from rolecall.kit.divisors import nearest
 from rolecall.kit.orders import planned_order
-from rolecall.kit.pictures import schedule_svg, schedule_text
+from rolecall.kit.pictures import CUT, schedule_svg, schedule_text
 from rolecall.kit.pipelining import Task, bubble, makespan, timed
 from rolecall.kit.schedules import MAX_VIRTUAL, SCHEDULES, Schedule
 from rolecall.spec.errors import InputError
@@ -74,8 +74,11 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
         print_json({"schedule": title, "bubble": idle, "length": makespan(order), "ranks": rows})
         return
     out.print(f"{title}: {facts}", markup=False)
-    for line in schedule_text(planned, out.width if sys.stdout.isatty() else _WIDEST):
+    lines = schedule_text(planned, out.width if sys.stdout.isatty() else _WIDEST)
+    for line in lines:
         out.print(line, markup=False)
+    if svg is None and any(line.endswith(CUT) for line in lines):
+        out.print("These lines are cut; --svg FILE writes the whole picture.", markup=False)
 
 
 def _built_in(rules: Schedule, ranks: int, micro_batches: int, virtual: int | None) -> tuple[list[list[Task]], str]:

@@ -6,49 +6,78 @@ The colors follow the reader's light or dark mode.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from typing import get_args
 
 from rolecall.kit.pipeline_steps import PipelineStep
-from rolecall.kit.pipelining import TimedTask, makespan
+from rolecall.kit.pipelining import Kind, TimedTask, makespan
 from rolecall.spec.inspection import TimelineDocument
 from rolecall.spec.ticks import nice_step
 from rolecall.spec.timeline import Span
 from rolecall.spec.visible import cut
 
-_LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 58, 1060, 26, 6, 40
+_LEFT, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 1060, 26, 6, 40
+_LEGEND_ROW = 18
 _HEADING = 24
 _CHAR = 6.2
 """The average width of a character in 11 pixels."""
+_LABELS = (11, 10, 9, 8)
+"""The sizes of labels: the largest that fits."""
 _LEAST_WIDTH = 0.15
 """Narrower bars are left out, because nobody sees them."""
 _MAX_BARS, _MAX_ROWS = 40_000, 256
 _LEAST_LENGTH = 1e-9
 """The axis of a shorter panel, as of an empty one, has the length 1: a job can report any times."""
 _TICKS = 8
-_KINDS = {
-    "F": ("forward", "#0969da", "#58a6ff"),
-    "B": ("backward", "#1a7f37", "#3fb950"),
-    "I": ("backward for inputs", "#1b7c83", "#39c5cf"),
-    "W": ("backward for weights", "#8250df", "#bc8cff"),
-    "compute": ("compute", "#0a3069", "#a5d6ff"),
-    "communication": ("communication", "#bc4c00", "#f0883e"),
-    "wait": ("wait", "#afb8c1", "#484f58"),
-    "data": ("data", "#7d5c00", "#d4a72c"),
-    "checkpoint": ("checkpoint", "#bf3989", "#f778ba"),
-    "evaluation": ("evaluation", "#6639ba", "#d2a8ff"),
+CUT = "…"
+"""The end of a line of text that is cut."""
+_KINDS: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
+    "F": ("forward", [("#0969da", "#58a6ff"), ("#90bbee", "#2f547f"), ("#cee1f8", "#1e324a")]),
+    "B": ("backward", [("#1a7f37", "#3fb950"), ("#98c5a5", "#245d31"), ("#d1e5d7", "#183624")]),
+    "I": ("backward for inputs", [("#1b7c83", "#39c5cf"), ("#98c4c7", "#216269"), ("#d1e5e6", "#17393f")]),
+    "W": ("backward for weights", [("#8250df", "#bc8cff"), ("#c7b0f1", "#5c487f"), ("#e6dcf9", "#332c4a")]),
+    "compute": (
+        "compute",
+        [("#0a3069", "#a5d6ff"), ("#79bbff", "#2a69ba"), ("#c9e6ff", "#12315a"), ("#3d8fdb", "#1b4b82")],
+    ),
+    "communication": ("communication", [("#bc4c00", "#f0883e"), ("#ffb37a", "#9a4a00"), ("#ffdfc4", "#5a2b00")]),
+    "wait": ("wait", [("#afb8c1", "#484f58")]),
+    "data": ("data", [("#7d5c00", "#d4a72c")]),
+    "checkpoint": ("checkpoint", [("#bf3989", "#f778ba")]),
+    "evaluation": ("evaluation", [("#6639ba", "#d2a8ff")]),
 }
-"""The meaning of each kind of bar, and its colors in light and dark mode."""
+"""The meaning of each kind of bar, and its colors in light and dark mode: for a pass through the first, second and
+third stage of a rank, for phases of one category. They differ in brightness, so that color-blind readers can tell
+them apart. Further colors are paler in light mode, and darker in dark mode."""
+_PASSES = frozenset(get_args(Kind))
+
+
+def _class(kind: str, place: int) -> str:
+    """The class of the bars of a kind in one of its colors."""
+    return f"{kind}-{place}"
+
+
+def _classes(kind: str) -> list[str]:
+    return [_class(kind, place) for place in range(len(_KINDS[kind][1]))]
+
+
+_PALE = {"wait-0"} | {name for kind in _KINDS for name in _classes(kind)[1:]}
+"""The classes whose labels have the color of other text."""
 
 
 def _colors(*, dark: bool) -> str:
     ground, text, faint = ("#0d1117", "#e6edf3", "#8b949e") if dark else ("#ffffff", "#1f2328", "#59636e")
-    kinds = "".join(f".{kind}{{fill:{colors[1 if dark else 0]}}}" for kind, (_, *colors) in _KINDS.items())
+    bars = "".join(
+        f".{name}{{fill:{pair[dark]}}}"
+        for kind, (_, colors) in _KINDS.items()
+        for name, pair in zip(_classes(kind), colors, strict=True)
+    )
     label = "#0d1117" if dark else "#ffffff"
     return (
         f".ground{{fill:{ground}}}text{{fill:{text}}}.faint{{fill:{faint}}}.grid{{stroke:{faint};stroke-opacity:.3}}"
-        f".label{{fill:{label};text-anchor:middle}}.label.on-wait{{fill:{text}}}{kinds}"
+        f".label{{fill:{label};text-anchor:middle}}.label.on-pale{{fill:{text}}}{bars}"
     )
 
 
@@ -58,7 +87,7 @@ STYLE = f"{_colors(dark=False)}@media(prefers-color-scheme:dark){{{_colors(dark=
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A period in a row; `kind` is a key of `_KINDS`. `depth` bars lie around it."""
+    """A period in a row; `kind` is a class of bars. `depth` bars lie around it."""
 
     row: int
     begin: float
@@ -83,9 +112,85 @@ class Panel:
     heading: str = ""
 
 
+LegendEntry = tuple[Sequence[str], str]
+"""Classes of bars, and what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coloring:
+    """The colors that distinguish the stages of a rank, and the phases of a category."""
+
+    stages: Mapping[int, int]
+    """The place of each virtual stage among those of its rank; empty if each rank has one stage."""
+    phases: Mapping[tuple[str, str], int]
+    """The place of each phase, a category and a name, among the colors of its category."""
+
+    @classmethod
+    def of(cls, stages: Iterable[Iterable[int]], spans: Iterable[Span] = ()) -> "Coloring":
+        """The coloring of ranks with these stages and of these phases. The longest phases have colors of their own."""
+        own = [sorted(set(one)) for one in stages]
+        several = any(len(one) > 1 for one in own)
+        seconds = defaultdict[tuple[str, str], float](float)
+        for span in spans:
+            if span.name not in _PASSES:
+                seconds[span.category, span.name] += span.seconds
+        phases = dict[tuple[str, str], int]()
+        for category in {category for category, _ in seconds}:
+            last = len(_KINDS[category][1]) - 1
+            longest = sorted((one for one in seconds if one[0] == category), key=lambda one: (-seconds[one], one))
+            alone = longest if len(longest) <= last + 1 else longest[:last]
+            # In alphabetical order, so that they have the same colors in the next picture.
+            phases |= dict.fromkeys(longest, last) | {phase: place for place, phase in enumerate(sorted(alone))}
+        return cls({stage: place for one in own for place, stage in enumerate(one)} if several else {}, phases)
+
+    def of_pass(self, kind: str, stage: int | None) -> str:
+        """The class of a pass."""
+        return _class(kind, self.stages.get(-1 if stage is None else stage, 0) % len(_KINDS[kind][1]))
+
+    def of_span(self, span: Span) -> str:
+        """The class of a phase or pass."""
+        if span.name in _PASSES:
+            return self.of_pass(span.name, span.stage)
+        return _class(span.category, self.phases[span.category, span.name])
+
+    def label(self, name: str, stage: int | None, micro_batch: int | None) -> str:
+        """Such as `F3`, or `4F3` if ranks have several stages."""
+        before = stage if self.stages and name in _PASSES else None
+        return "".join(str(part) for part in (before, name, micro_batch) if part is not None)
+
+    def legend(self, bars: Iterable[Bar]) -> Iterator[LegendEntry]:
+        """The meaning of the colors of these bars."""
+        used = {bar.kind for bar in bars}
+        passes = [kind for kind in _KINDS if kind in _PASSES and not used.isdisjoint(_classes(kind))]
+        for kind in passes:
+            yield [name for name in _classes(kind) if name in used], _KINDS[kind][0]
+        for place in range(min(len(_KINDS["F"][1]), 1 + max(self.stages.values(), default=-1))):
+            those = sorted(stage for stage, its in self.stages.items() if its % len(_KINDS["F"][1]) == place)
+            yield [_class(kind, place) for kind in passes], f"stages {_ranges(those)}"
+        for category, (meaning, _) in _KINDS.items():
+            names = defaultdict[int, list[str]](list)
+            for (its, name), place in sorted(self.phases.items()):
+                if its == category:
+                    names[place].append(name)
+            if len(names) > 1:
+                yield [], f"{meaning}:"
+                for place, those in sorted(names.items()):
+                    yield [_class(category, place)], those[0] if len(those) == 1 else "others"
+            elif names:
+                yield [_class(category, 0)], meaning
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, such as `0–3, 8–11`."""
+    firsts = [one for one in numbers if one - 1 not in numbers]
+    lasts = [one for one in numbers if one + 1 not in numbers]
+    return ", ".join(str(one) if one == last else f"{one}–{last}" for one, last in zip(firsts, lasts, strict=True))
+
+
 def schedule_svg(planned: Sequence[Sequence[TimedTask]], title: str, note: str) -> str:
     """A planned schedule, one row for each rank. The unit is the time of a forward pass."""
-    return _draw(title, note, [_plan(planned)])
+    coloring = Coloring.of([one.task.stage for one in tasks] for tasks in planned)
+    return _draw(title, note, [_plan(planned, coloring)], coloring)
 
 
 def pipeline_svg(step: PipelineStep, title: str) -> str:
@@ -97,20 +202,27 @@ def pipeline_svg(step: PipelineStep, title: str) -> str:
     measured = f"Measured: bubble {step.bubble_measured:.1%}, duration {length:.4g} seconds"
     theory = f"Theory: bubble {step.bubble_theory:.1%}, duration {passes} forward passes"
     rows = [f"{worker.role}-{worker.role_rank}" for worker in step.workers]
-    bars = [bar for row, spans in enumerate(moved) for bar in _span_bars(spans, row)]
+    coloring = Coloring.of(
+        ([one.task.stage for one in tasks] for tasks in step.planned), (span for row in moved for span in row)
+    )
+    bars = [bar for row, spans in enumerate(moved) for bar in _span_bars(spans, row, coloring)]
     return _draw(
         title,
         f"{measured}. {theory}.",
-        [Panel(rows, bars, "seconds", measured), _plan(step.planned, theory, rows)],
+        [Panel(rows, bars, "seconds", measured), _plan(step.planned, coloring, theory, rows)],
+        coloring,
     )
 
 
-def _plan(planned: Sequence[Sequence[TimedTask]], heading: str = "", rows: Sequence[str] = ()) -> Panel:
-    bars = [
-        Bar(rank, one.begin, one.end, _label(one), one.task.kind, f"{one.task} at {one.begin} to {one.end}")
-        for rank, tasks in enumerate(planned)
-        for one in tasks
-    ]
+def _plan(
+    planned: Sequence[Sequence[TimedTask]], coloring: Coloring, heading: str = "", rows: Sequence[str] = ()
+) -> Panel:
+    bars = list[Bar]()
+    for rank, tasks in enumerate(planned):
+        for one in tasks:
+            stage, kind, micro_batch = one.task
+            label, hint = coloring.label(kind, stage, micro_batch), f"{one.task} at {one.begin} to {one.end}"
+            bars.append(Bar(rank, one.begin, one.end, label, coloring.of_pass(kind, stage), hint))
     return Panel(rows or [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes", heading)
 
 
@@ -128,29 +240,36 @@ def timeline_svg(document: TimelineDocument) -> str:
     steps = [step for worker in document.workers for step in worker.steps]
     begin = min((step.begin_s for step in steps), default=-math.inf)
     end = max((step.begin_s + step.seconds for step in steps), default=math.inf)
+    shown = [
+        [span for span in worker.spans if span.begin_s < end and span.begin_s + span.seconds > begin]
+        for worker in document.workers
+    ]
+    coloring = Coloring.of(
+        ([span.stage for span in spans if span.name in _PASSES and span.stage is not None] for spans in shown),
+        (span for spans in shown for span in spans),
+    )
     rows, bars, threads_without_row = list[str](), list[Bar](), 0
-    for worker in document.workers:
+    for worker, spans in zip(document.workers, shown, strict=True):
         threads = defaultdict[str, list[Span]](list)
-        for span in worker.spans:
-            if span.begin_s < end and span.begin_s + span.seconds > begin:
-                threads[span.thread].append(span)
+        for span in spans:
+            threads[span.thread].append(span)
         for thread in sorted(threads, key=_thread_order):
             if len(rows) == _MAX_ROWS:
                 threads_without_row += 1
                 continue
             bars += [
                 replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
-                for bar in _span_bars(threads[thread], len(rows))
+                for bar in _span_bars(threads[thread], len(rows), coloring)
             ]
             rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
-    note = (
-        f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC" if bars else "no step is recorded yet"
-    )
+    note = f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC"
+    if not bars:
+        note = "no step is recorded yet" if document.live else "no step was recorded"
     if document.silent:
         note += f"; without {len(document.silent)} workers that did not answer"
     if threads_without_row:
         note += f"; without {threads_without_row} threads after the first {_MAX_ROWS}"
-    return _draw(document.job, note, [Panel(rows, bars, "seconds")])
+    return _draw(document.job, note, [Panel(rows, bars, "seconds")], coloring)
 
 
 def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[str]:
@@ -159,8 +278,10 @@ def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[st
     A cell is the time of a forward pass: `F3` is the forward pass of micro-batch 3, `.` is idle time. With virtual
     stages, the stage precedes it.
     """
-    several = any(one.task.stage != tasks[0].task.stage for tasks in planned for one in tasks)
-    names = [[str(one.task) if several else _label(one) for one in tasks] for tasks in planned]
+    coloring = Coloring.of([one.task.stage for one in tasks] for tasks in planned)
+    names = [
+        [coloring.label(one.task.kind, one.task.stage, one.task.micro_batch) for one in tasks] for tasks in planned
+    ]
     cell = 1 + max((len(name) for row in names for name in row), default=1)
     lines: list[str] = []
     for rank, (tasks, own) in enumerate(zip(planned, names, strict=True)):
@@ -171,44 +292,42 @@ def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[st
     return lines
 
 
-def _label(one: TimedTask) -> str:
-    return f"{one.task.kind}{one.task.micro_batch}"
-
-
-def _span_bars(spans: Iterable[Span], row: int) -> Iterator[Bar]:
+def _span_bars(spans: Iterable[Span], row: int, coloring: Coloring) -> Iterator[Bar]:
     """The spans of a row. A span within others is drawn inside them."""
     around: list[Span] = []
     for span in sorted(spans, key=lambda one: (one.begin_s, -one.seconds)):
         while around and around[-1].begin_s + around[-1].seconds <= span.begin_s:
             around.pop()
-        label = span.name if span.micro_batch is None else f"{span.name}{span.micro_batch}"
+        label = coloring.label(span.name, span.stage, span.micro_batch)
         where = "" if span.step is None else f", step {span.step}"
         hint = f"{label}{where}: {span.seconds * 1e3:.3f} ms"
-        kind = span.name if span.name in _KINDS else span.category
-        yield Bar(row, span.begin_s, span.begin_s + span.seconds, label, kind, hint, len(around))
+        yield Bar(row, span.begin_s, span.begin_s + span.seconds, label, coloring.of_span(span), hint, len(around))
         around.append(span)
 
 
-def _draw(title: str, note: str, panels: Sequence[Panel]) -> str:
-    drawn, top, omitted = list[str](), _TOP, 0
-    for panel in panels:
-        visible = _visible(panel)
-        omitted += len(visible[_MAX_BARS:])
-        drawn += _panel(panel, top, visible[:_MAX_BARS])
-        top += _height(panel)
+def _draw(title: str, note: str, panels: Sequence[Panel], coloring: Coloring) -> str:
+    width = _LEFT + _WIDTH + 30
+    visible = [_visible(panel) for panel in panels]
+    omitted = sum(len(bars[_MAX_BARS:]) for bars in visible)
     if omitted:
         note = f"{note.removesuffix('.')}; without {omitted} bars after the first {_MAX_BARS}"
-    height, width = top, _LEFT + _WIDTH + 30
-    used = [kind for kind in _KINDS if any(bar.kind == kind for panel in panels for bar in panel.bars)]
+    has_note = len(panels) == 1 or omitted > 0
+    top = 52 if has_note else 34
+    legend, rows = _legend(list(coloring.legend(bar for panel in panels for bar in panel.bars)), top, width)
+    top += rows * _LEGEND_ROW + _GAP
+    drawn = list[str]()
+    for panel, bars in zip(panels, visible, strict=True):
+        drawn += _panel(panel, top, bars[:_MAX_BARS])
+        top += _height(panel)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" width="{width}" height="{top}" '
         f'role="img" font-family="system-ui,sans-serif" font-size="11"><title>{escape(title)}</title>'
         f"<desc>{escape(note)}</desc>",
         f"<style>{STYLE}</style>",
-        f'<rect class="ground" width="{width}" height="{height}"/>',
+        f'<rect class="ground" width="{width}" height="{top}"/>',
         f'<text x="16" y="22" font-size="15">{escape(title)}</text>',
-        *([] if len(panels) > 1 and not omitted else [f'<text class="faint" x="16" y="40">{escape(note)}</text>']),
-        *_legend(used, width),
+        *([f'<text class="faint" x="16" y="40">{escape(note)}</text>'] if has_note else []),
+        *legend,
         *drawn,
         "</svg>",
     ]
@@ -253,10 +372,15 @@ def _rectangles(bars: Iterable[VisibleBar], begin: float, scale: float, top: int
         inset = min(4 * bar.depth, _ROW // 3)
         y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
-        if len(bar.label) * _CHAR < (right - left) * scale - 2:
+        length = (len(bar.label) + bar.label.count("W") * 0.6) * _CHAR
+        size = next((size for size in _LABELS if length * size / _LABELS[0] < (right - left) * scale - 3), None)
+        if size is not None:
             middle = _LEFT + ((left + right) / 2 - begin) * scale
-            place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"'
-            text = f'<text class="label on-{bar.kind}" {place}>{escape(bar.label)}</text>'
+            place = f'x="{middle:.2f}" y="{y + height / 2 + 4:.1f}"' + (
+                f' font-size="{size}"' if size < _LABELS[0] else ""
+            )
+            pale = " on-pale" if bar.kind in _PALE else ""
+            text = f'<text class="label{pale}" {place}>{escape(bar.label)}</text>'
         yield (
             f'<g><title>{escape(bar.hint)}</title><rect class="{bar.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
             f'height="{height}" rx="2"/>{text}</g>'
@@ -286,13 +410,19 @@ def _length(part: tuple[float, float]) -> float:
     return part[1] - part[0]
 
 
-def _legend(used: Sequence[str], width: int) -> Iterator[str]:
-    x = float(width - 20)
-    for kind in reversed(used):
-        meaning = _KINDS[kind][0]
-        x -= len(meaning) * _CHAR + 26
-        yield f'<rect class="{kind}" x="{x:.0f}" y="13" width="12" height="12" rx="2"/>'
-        yield f'<text x="{x + 16:.0f}" y="23">{meaning}</text>'
+def _legend(entries: Sequence[LegendEntry], top: int, width: int) -> tuple[list[str], int]:
+    """The legend with its upper edge at `top`, and the number of its rows."""
+    drawn, x, row = list[str](), 16.0, 0
+    for classes, meaning in entries:
+        length = 16 * len(classes) + len(meaning) * _CHAR
+        if x + length > width - 16 and x > 16:
+            x, row = 16.0, row + 1
+        y = top + row * _LEGEND_ROW
+        for place, name in enumerate(classes):
+            drawn.append(f'<rect class="{name}" x="{x + 16 * place:.0f}" y="{y}" width="12" height="12" rx="2"/>')
+        drawn.append(f'<text x="{x + 16 * len(classes):.0f}" y="{y + 10}">{escape(meaning)}</text>')
+        x += length + (14 if classes else 6)
+    return drawn, row + 1 if entries else 0
 
 
 def _axis(begin: float, length: float, top: int, bottom: int, unit: str) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Findings are reported even if the gang's RPC does not start, or stalls."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from rolecall.workloads.preflight import WORKLOAD, Params, worker
 from rolecall.workloads.preflight.remote import Messages
 
 NODES = ("a", "b")
+EXAMPLE = json.loads((files(TRAINING.package) / "example.json").read_text())["params"]
 
 
 class Told:
@@ -106,14 +109,14 @@ def test_who_has_met_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine(monkeypatch, 0, at_once).times_joined == 1
 
 
-@pytest.mark.parametrize(("workload", "timeout_s"), [(WORKLOAD, 30.0), (TRAINING, 600.0)])
+@pytest.mark.parametrize(("workload", "params", "timeout_s"), [(WORKLOAD, {}, 30.0), (TRAINING, EXAMPLE, 600.0)])
 def test_who_examines_does_not_wait_for_rpc_as_long_as_who_trains(
-    monkeypatch: pytest.MonkeyPatch, workload: Any, timeout_s: float
+    monkeypatch: pytest.MonkeyPatch, workload: Any, params: dict[str, Any], timeout_s: float
 ) -> None:
     given: list[rpc.TensorPipeRpcBackendOptions] = []
     monkeypatch.setattr(rpc, "init_rpc", lambda *_, rpc_backend_options, **__: given.append(rpc_backend_options))
     plan = SimpleNamespace(gpu=None, role=Role.TRAINER, role_rank=0, rank=0)
     gang = SimpleNamespace(world_size=1, workers=[plan], role_counts={})
-    launch = SimpleNamespace(worker=plan, gang=gang, master_addr="127.0.0.1", params={})
+    launch = SimpleNamespace(worker=plan, gang=gang, master_addr="127.0.0.1", params=params)
     rendezvous._join_rpc(cast(Any, launch), workload, cast(Any, None))
     assert given[0].rpc_timeout == timeout_s

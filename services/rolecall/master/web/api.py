@@ -10,6 +10,7 @@ from fastapi import Request
 from rolecall.spec.model import Value
 
 _Document = TypeVar("_Document", bound=Value)
+_Query = Mapping[str, str | int | list[str]]
 _FORWARDED = ("authorization", "cookie")
 
 
@@ -32,16 +33,18 @@ class Api:
             headers={name: request.headers[name] for name in _FORWARDED if name in request.headers},
         )
 
-    async def get(
-        self, document: type[_Document], *path: str, query: Mapping[str, str | int | list[str]] | None = None
-    ) -> _Document:
+    async def get(self, document: type[_Document], *path: str, query: _Query | None = None) -> _Document:
         """The document at the path of these segments. Raises `ApiError`."""
+        return document.model_validate_json(await self.text(*path, query=query))
+
+    async def text(self, *path: str, query: _Query | None = None) -> str:
+        """The content at the path of these segments. Raises `ApiError`."""
         response = await self._client.get("".join(f"/{_segment(one)}" for one in path), params=query)
         if response.is_error:
             is_problem = response.headers["content-type"] == "application/problem+json"
             problem: Any = response.json() if is_problem else {}
             raise ApiError(response.status_code, str(problem.get("detail", response.reason_phrase)))
-        return document.model_validate_json(response.content)
+        return response.text
 
 
 def _segment(name: str) -> str:

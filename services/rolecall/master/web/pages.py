@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.error_handlers import ErrorHandler
@@ -24,6 +24,7 @@ from rolecall.master.web.view import (
     figures,
     mean_goodput,
     readable,
+    seat_labels,
     without,
 )
 from rolecall.spec.access import Scope
@@ -95,6 +96,26 @@ async def job_page(job: str, request: Request, caller: Caller) -> Response:
 @router.get("/ui/jobs/{job}/status")
 async def job_part(job: str, request: Request, caller: Caller) -> Response:
     return await _job(request, "parts/job.html", job, caller)
+
+
+@router.get("/ui/jobs/{job}/picture")
+async def job_picture(job: str, request: Request, *, pipeline: bool = False) -> Response:
+    """The picture of the newest steps, in the first format that the job has; null if it has none yet.
+
+    The browser can't know which it has, and its console would report the API's answer 409 as an error: a pipeline has a
+    schedule once a step is complete.
+    """
+    api = Api(request)
+    for format in ("schedule", "svg") if pipeline else ("svg",):
+        try:
+            picture = await api.text("jobs", job, "timeline", query={"format": format})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            continue
+        if "<g>" in picture:
+            return JSONResponse({"format": format, "svg": picture})
+    return JSONResponse(None)
 
 
 @router.get("/ui/compare")
@@ -193,6 +214,7 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
         template,
         caller=caller,
         cluster=cluster_view(nodes.nodes),
+        seat_labels=seat_labels([*jobs.jobs, *running.jobs]),
         goodput=mean_goodput(running.jobs),
         most=_JOBS,
         queue=queue.jobs,

@@ -2,6 +2,7 @@
 differences of jobs, declared metrics. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -17,6 +18,7 @@ from rolecall.spec.state import JobState
 from rolecall.spec.visible import cut
 
 _COMPARED_CHARS = 200
+_SEAT_CHARS = 24
 
 
 @dataclass(slots=True)
@@ -47,6 +49,13 @@ def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
     for node in nodes:
         roles[node.spec.role].nodes.append(node)
     return [view for view in roles.values() if view.nodes]
+
+
+def seat_labels(jobs: Iterable[JobOverview]) -> dict[str, str]:
+    """Short names of the jobs with workers: an id, if there is no name or several of them have it."""
+    seated = {job.id: job.name for job in jobs if job.state.holds_slots}
+    counts = Counter(seated.values())
+    return {id_: cut(name, _SEAT_CHARS) if name and counts[name] == 1 else id_ for id_, name in seated.items()}
 
 
 def mean_goodput(jobs: Iterable[JobOverview]) -> float | None:

@@ -4,9 +4,7 @@
 const POINTS = 1000;
 const EVERY_MS = 3000;
 const MOST_CHARTS = 3;
-// uPlot multiplies the marks of a log scale by powers of ten, which are inexact above 10^22: it would round smaller
-// values to 0, and its loop over the marks would not end.
-const LEAST_ON_LOG_SCALE = 1e-20;
+const MOST_MARKERS = 40;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NO_VALUES = "No values have been reported yet.";
@@ -101,6 +99,30 @@ function optionsOf(names, declared) {
 
 // Distances of the labels of steps: 1, 2 or 5 times a power of ten.
 const WHOLE = Array.from({ length: 40 }, (_, n) => [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3));
+
+// The bounds of a log scale close around these values: uPlot's own are powers of ten, so that 0.9 to 1 would fill a corner.
+function logBounds(values) {
+  if (!values.length) return {};
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(Math.log10);
+  const margin = Math.max(high - low, 0.01) / 20;
+  return { range: [Math.max(10 ** (low - margin), Number.MIN_VALUE), Math.min(10 ** (high + margin), Number.MAX_VALUE)] };
+}
+
+// The marks of a log scale: powers of ten and between few of them twice and five times these; within a power of ten,
+// round values at equal distances.
+function logMarks(_plot, _axis, low, high) {
+  const [first, last] = [Math.log10(low), Math.log10(high)];
+  if (last - first < 1) {
+    const distance = (high - low) / 5;
+    const power = 10 ** Math.floor(Math.log10(distance));
+    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= distance);
+    return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, n) => (Math.ceil(low / step) + n) * step);
+  }
+  const every = Math.ceil((last - first) / 8);
+  const powers = Array.from({ length: Math.floor((last - first) / every) + 2 }, (_, n) => (Math.floor(first / every) + n) * every);
+  const marks = powers.flatMap((power) => (last - first < 3 ? [1, 2, 5] : [1]).map((one) => one * 10 ** power));
+  return marks.filter((mark) => mark >= low && mark <= high);
+}
 
 // The best value of all curves by the metric's direction, as a sentence.
 function bestOf(curves, name, direction) {
@@ -238,23 +260,25 @@ function startCurves(box) {
     chart.about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
     const tables = curves.map((curve) => [
       curve.points.map((point) => point.step),
-      smoothed(curve.points.map((point) => (log.checked && point[name] < LEAST_ON_LOG_SCALE ? null : point[name])), Number(weight.value)),
+      smoothed(curve.points.map((point) => (log.checked && point[name] <= 0 ? null : point[name])), Number(weight.value)),
     ]);
+    const [min, max] = zoom || whole;
+    const visible = tables.flatMap(([steps, values_]) => values_.filter((value, n) => value > 0 && steps[n] >= min && steps[n] <= max));
+    const isMarked = curves.every(({ points }) => points.length < MOST_MARKERS);
     const text = getComputedStyle(document.body).color;
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
     const axis = { stroke: text, grid, ticks: grid };
     const values = (_, ticks) => ticks.map((value) => (value === null ? "" : (Math.abs(value) < 1e7 ? Number(value.toPrecision(6)).toString() : Number(value.toPrecision(3)).toExponential())));
-    const [min, max] = zoom || whole;
     frame.setAttribute("aria-label", `${name} by step, from step ${Math.ceil(min)} to step ${Math.floor(max)}`);
     chart.plot?.destroy();
     chart.plot = new uPlot(
       {
         ...sizeOf(chart),
-        scales: { x: { time: false, ...(min < max ? { min, max } : {}) }, y: { distr: log.checked ? 3 : 1 } },
-        axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
+        scales: { x: { time: false, ...(min < max ? { min, max } : {}) }, y: log.checked ? { distr: 3, ...logBounds(visible) } : {} },
+        axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(log.checked ? { splits: logMarks, filter: (_, marks) => marks } : {}), ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
-          ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: curve.points.length < 40 } })),
+          ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: isMarked || curve.points.length < 2 } })),
         ],
         plugins: [attemptMarks(starts)],
         hooks: { setSelect: [(one) => zoomTo(one.posToVal(one.select.left, "x"), one.posToVal(one.select.left + one.select.width, "x"))] },

@@ -17,6 +17,7 @@ const SchemaForm = (() => {
   // The title of an object is the name of its class.
   const wordsOf = (title) => title.replace(/([a-z0-9])([A-Z])/g, "$1 $2").toLowerCase();
   const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
+  const KINDS = { array: "list", string: "text", integer: "whole number", boolean: "true or false", object: "names and values" };
   const shortText = (value) => {
     const text = typeof value === "string" ? value : JSON.stringify(value);
     return text.length > 48 ? `${text.slice(0, 47)}…` : text;
@@ -246,7 +247,7 @@ const SchemaForm = (() => {
       const nameOf = (one) => {
         const constant = constantOf(one);
         if (constant) return String(this.resolve(constant[1]).const);
-        return one.enum ? one.enum.join(" or ") : one.const !== undefined ? String(one.const) : one.title && one.properties ? wordsOf(one.title) : one.type || "value";
+        return one.enum ? one.enum.join(" or ") : one.const !== undefined ? String(one.const) : one.title && one.properties ? wordsOf(one.title) : KINDS[one.type] || one.type || "value";
       };
       const fits = (one) => {
         const constant = constantOf(one);

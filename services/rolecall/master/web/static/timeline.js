@@ -22,30 +22,19 @@ function startTimeline(section) {
   const caption = section.querySelector(".caption");
   const state = () => document.querySelector("#job .state").textContent;
   const hasAttempt = () => document.querySelector("#job [data-attempt]") !== null;
-  const formats = section.dataset.pipeline ? ["schedule", "svg"] : ["svg"];
+  const address = `/ui/jobs/${section.dataset.job}/picture${section.dataset.pipeline ? "?pipeline=true" : ""}`;
   let last = null;
-
-  // The picture in the first format that the job has. A pipeline's schedule exists once a step is complete.
-  async function picture() {
-    for (const format of formats) {
-      const answer = await fetch(`/jobs/${section.dataset.job}/timeline?format=${format}`);
-      const text = answer.ok ? await answer.text() : "";
-      if (text.includes("<g>")) return { format, text };
-      if (!answer.ok && answer.status !== 409) break;
-    }
-    return null;
-  }
 
   // While workers run, every 10 s and only if the page is visible; after the end once, because workers leave their last steps.
   async function refresh() {
     const now = state();
     const isRunning = now === "running" || now === "stopping";
     if (!document.hidden && hasAttempt() && (isRunning || now !== last)) {
-      const found = await picture().catch(() => null);
+      const found = await fetch(address).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
       if (found) {
         section.hidden = false;
         section.querySelector("h2").textContent = found.format === "schedule" ? "Pipeline: measured and theory" : "Recent steps";
-        caption.textContent = showPicture(place, found.text);
+        caption.textContent = showPicture(place, found.svg);
         section.querySelector(".alone").href = `/jobs/${section.dataset.job}/timeline?format=${found.format}`;
       }
       last = now;
