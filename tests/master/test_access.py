@@ -49,6 +49,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/ui/submit"): USERS,
     ("GET", "/ui/compare"): USERS,
     ("GET", "/ui/jobs/{job}"): USERS,
+    ("GET", "/ui/jobs/{job}/picture"): USERS,
     ("GET", "/ui/jobs/{job}/status"): USERS,
     ("POST", "/ui/logout"): USERS,
     ("GET", "/docs"): USERS,
