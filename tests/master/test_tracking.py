@@ -21,6 +21,8 @@ from rolecall.spec.state import WorkerState
 
 from .harness import Client, line, on_master, one_trainer
 
+pytestmark = pytest.mark.slow
+
 ONE = {"roles": {"parameter-server": 0, "trainer": 1}}
 
 
@@ -49,7 +51,6 @@ def losses(uri: str, run: Run) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in MlflowClient(uri).get_metric_history(run.info.run_id, "loss")]
 
 
-@pytest.mark.slow
 async def test_a_job_is_written_while_it_runs_and_once(tmp_path: Path) -> None:
     uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "events"
     given = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
@@ -89,7 +90,6 @@ async def test_a_job_is_written_while_it_runs_and_once(tmp_path: Path) -> None:
     assert [at for _, at, _, _ in scalars(own)] == [1, 2, 3]
 
 
-@pytest.mark.slow
 async def test_hostile_metrics_fail_no_export(tmp_path: Path) -> None:
     uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "events"
     given = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
@@ -127,7 +127,6 @@ class GrowingTracker:
     def close(self) -> None: ...
 
 
-@pytest.mark.slow
 async def test_a_pass_ends_although_the_job_reports_steps_all_the_time(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         node = await one_trainer(client)
@@ -148,7 +147,6 @@ async def test_a_pass_ends_although_the_job_reports_steps_all_the_time(tmp_path:
             assert tracker.calls == passes
 
 
-@pytest.mark.slow
 async def test_a_server_that_fails_delays_no_job_and_its_credentials_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,10 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 from rolecall.trackers import mlflow
 from rolecall.trackers.mlflow import TrackedRuns
-from rolecall.trackers.mlflow_values import usable
 
 from .documents import START, job
+
+pytestmark = pytest.mark.slow
 
 START_MS = round(START.timestamp() * 1000)
 
@@ -46,7 +47,6 @@ def points(uri: str, run: Run, name: str) -> list[tuple[int, float, int]]:
     return [(point.step, point.value, point.timestamp - START_MS) for point in history]
 
 
-@pytest.mark.slow
 def test_a_job_is_one_run_that_later_calls_continue(uri: str) -> None:
     params = {"epochs": 3, "text": {"train": "a.txt", "limit": None}, "hidden": [16, 8], "empty": ""}
     running = job("rnn-lm-1", name="first", labels={"team": "vision"}, params=params, owner="alice")
@@ -98,7 +98,6 @@ def test_a_job_is_one_run_that_later_calls_continue(uri: str) -> None:
     assert (first.count, second.count) == (5, 5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "status"),
     [("queued", "SCHEDULED"), ("failed", "FAILED"), ("cancelled", "KILLED"), ("paused", "SCHEDULED")],
@@ -108,7 +107,6 @@ def test_the_state_of_a_job_is_the_status_of_its_run(uri: str, state: str, statu
     assert stored(uri, f"in-{state}").info.status == status
 
 
-@pytest.mark.slow
 def test_what_exceeds_the_limits_of_mlflow_is_cut_or_sent_in_parts(uri: str) -> None:
     many = {f"column-{number}": number for number in range(250)}
     hostile = {"..": 1, "a//b": 2, "a/b": 3, "a?b": 4, "a!b": 5, "n" * 300: 6, "": 7, "größe": 8, "long": "x" * 9000}
@@ -125,12 +123,6 @@ def test_what_exceeds_the_limits_of_mlflow_is_cut_or_sent_in_parts(uri: str) -> 
         TrackedRuns(uri, "mine").write(job(f"p{len(name)}", params={name: 1}), [], [])
 
 
-def test_different_names_stay_different() -> None:
-    names = ["", ".", "..", "../a", "/a", "a/", "a//b", "a/b", "a?b", "a!b", "n" * 300, "n" * 301]
-    assert len({usable(name) for name in names}) == len(names)
-
-
-@pytest.mark.slow
 def test_a_store_that_fails_is_an_error_that_hides_its_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackerError, match=r"^the MLflow server http://\*\*\*@127.0.0.1:9 failed: ") as error:
@@ -139,7 +131,6 @@ def test_a_store_that_fails_is_an_error_that_hides_its_credentials(monkeypatch: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_the_number_of_metrics_is_limited_and_a_new_one_costs_no_call(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,14 +149,12 @@ def test_the_number_of_metrics_is_limited_and_a_new_one_costs_no_call(
     assert (asked, len(stored(uri, "rnn-lm-3").data.metrics)) == ([], 20)
 
 
-@pytest.mark.slow
 def test_an_address_that_mlflow_does_not_know_is_refused() -> None:
     with pytest.raises(TrackerError, match="nonsense://x failed: ") as error:
         TrackedRuns("nonsense://x", "mine")
     assert error.value.status == 400
 
 
-@pytest.mark.slow
 def test_the_missing_driver_of_a_database_is_named() -> None:
     with pytest.raises(
         MissingPackage, match=r"MLflow needs the package pymysql for mysql\+pymysql://\*\*\*@127.0.0.1/x"
