@@ -152,27 +152,28 @@ def _literals(source: str) -> Iterator[str]:
                 yield text
 
 
-def _docstrings(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+def _docstrings_and_names(body: list[ast.stmt]) -> Iterator[str]:
+    """The docstrings, and the names of functions and classes as texts; the name of a test is a sentence.
+
+    Expressions have none of them. Without those, this takes a third of the time of `ast.walk`.
+    """
+    for node in body:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield re.sub(r"`[^`]*`", "`", " ".join(text.split()))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name.replace("_", " ")
             case _:
                 pass
-
-
-def _words_of_names(source: str) -> Iterator[str]:
-    """The names of functions and classes as texts; the name of a test is a sentence."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name.replace("_", " ")
+        for inner in ("body", "orelse", "finalbody"):
+            yield from _docstrings_and_names(getattr(node, inner, []))
 
 
 def _tests() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         source = path.read_text()
         comments = (full or trailing for full, trailing in _COMMENT.findall(source))
-        texts = (*_docstrings(source), *comments, *_words_of_names(source))
+        texts = (*_docstrings_and_names(ast.parse(source).body), *comments)
         yield str(path.relative_to(ROOT)), "\n".join(texts)
 
 
