@@ -35,7 +35,6 @@ setup: $(INSTALLED)  ## Install everything into .venv (the other targets do it b
 demo: $(INSTALLED)  ## Train a recommender on UCI Adult with one parameter server and two trainers
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
 
-test-fast: WORKERS = 3  # They wait for a third of the time, and have no limits that a busy machine breaks.
 test-fast: $(INSTALLED)  ## Run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
