@@ -26,11 +26,10 @@ from tests.running import accepted
 
 from rolecall import __version__
 from rolecall.master.api.headers import HEADERS
-from rolecall.master.assembly import Master, open_master
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
-from rolecall.master.program import Program
+from rolecall.master.program import Master, Program, open_master
 from rolecall.master.server import MasterServer, create_app, listen, read_certificate
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.settings.master import MasterSettings

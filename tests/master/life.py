@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from rolecall.master.access import Principal
 from rolecall.master.api import attempts, nodes
-from rolecall.master.assembly import Master, open_master
 from rolecall.master.leadership import Leadership
+from rolecall.master.program import Master, open_master
 from rolecall.master.store import checkpoints, schema
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.master.streams import StreamKey

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, action_of, address_of, admission, refusal, target_of
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 

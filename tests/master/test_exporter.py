@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.master.assembly import Master
 from rolecall.master.exporter import KEPT, Accepted, Exporter, Rejected
+from rolecall.master.program import Master
 from rolecall.master.store import jobs
 from rolecall.spec.state import WorkerState
 

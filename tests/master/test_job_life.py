@@ -33,7 +33,7 @@ from sqlalchemy import update
 from tests.conftest import is_thorough
 
 from rolecall.master.api import attempts, deletion, jobs, nodes, submission
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import schema
 from rolecall.master.store.database import Database

@@ -14,9 +14,9 @@ from sqlalchemy import event
 from tests.cpu_time import is_within
 
 from rolecall.master import placer, scheduler
-from rolecall.master.assembly import Master
 from rolecall.master.clock import Clock
 from rolecall.master.placement import needs_of
+from rolecall.master.program import Master
 from rolecall.master.scheduler import schedule
 from rolecall.master.seats import Flow
 from rolecall.master.store import jobs

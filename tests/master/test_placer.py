@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.master.assembly import Master
 from rolecall.master.placement import WaitCause, Waiting
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobSummary
 from rolecall.master.waking import TICK_S

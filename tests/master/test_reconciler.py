@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rolecall.master import registry
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.reconciler import FORGET_NODE_S
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord

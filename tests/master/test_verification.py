@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolecall.master import verification
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.store import checkpoints, deletion, events, jobs
 from rolecall.master.verification import AGAIN, CONFIRM_AFTER
 from rolecall.spec.job import JobSpec

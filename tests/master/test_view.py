@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import JobRecord

@@ -8,10 +8,10 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from rolecall.master.assembly import Master
 from rolecall.master.history import Running
 from rolecall.master.job_metrics import KEPT, MAX_ENDED, JobMetrics, gauge
 from rolecall.master.placement import Cluster, WaitCause
+from rolecall.master.program import Master
 from rolecall.master.seats import Need
 from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import checkpoints, jobs

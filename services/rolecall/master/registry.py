@@ -15,9 +15,9 @@ from rolecall import __version__
 from rolecall.edge.logs import about
 from rolecall.master import lifecycle
 from rolecall.master.answers import HeartbeatAnswer
-from rolecall.master.assembly import Master
 from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
+from rolecall.master.program import Master
 from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord

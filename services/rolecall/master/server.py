@@ -51,19 +51,20 @@ from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.api.timing import Timed
 from rolecall.master.api.turns import CallTurns
-from rolecall.master.assembly import Master
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Application, Program, require_packages
+from rolecall.master.program import Application, Master, Program
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost, is_full
 from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.tracer import open_sender
 from rolecall.master.web import pages, session
 from rolecall.master.web.api import ApiError
 from rolecall.master.web.render import lacks_libraries
 from rolecall.retry import delays_s
 from rolecall.settings.master import MasterSettings
 from rolecall.spec.errors import SettingsError
+from rolecall.trackers import mlflow, tensorboard
 
 LIMITS = ConnectionLimits()
 _POLICY = {
@@ -285,6 +286,16 @@ def check_standby(settings: MasterSettings) -> None:
             "all masters share that folder, jobs start from the beginning after a takeover",
             extra=about("standby_without_blob_store"),
         )
+
+
+def require_packages(settings: MasterSettings) -> None:
+    """Raises `MissingPackage` if an optional package is missing that the settings need."""
+    if settings.otlp_endpoint is not None:
+        open_sender(settings.otlp_endpoint).close()
+    if settings.mlflow_uri is not None:
+        mlflow.require_packages()
+    if settings.tensorboard_dir is not None:
+        tensorboard.require_packages()
 
 
 async def await_database(url: str) -> None:

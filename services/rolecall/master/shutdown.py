@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from rolecall.edge.logs import about
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
 

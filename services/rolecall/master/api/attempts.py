@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master.api.auth import Bearing, Running, has_room, needs, require_attempt
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
-from rolecall.master.assembly import Master
 from rolecall.master.field_errors import field_error
+from rolecall.master.program import Master
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import REPORTS_FLOOR, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs

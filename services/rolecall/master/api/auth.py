@@ -19,8 +19,7 @@ from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
 from rolecall.master.api.parameters import JobId
-from rolecall.master.assembly import Master
-from rolecall.master.program import master_of
+from rolecall.master.program import Master, master_of
 from rolecall.master.refusals import Refusal
 from rolecall.master.sessions import cookie_name
 from rolecall.master.space import USERS_FLOOR

@@ -15,7 +15,7 @@ from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.headers import with_headers
 from rolecall.master.api.parameters import JobId
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import ArtifactRecord
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER

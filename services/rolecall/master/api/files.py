@@ -9,8 +9,8 @@ from fastapi.responses import Response, StreamingResponse
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job
 from rolecall.master.api.keep_alive import keep_alive
 from rolecall.master.api.parameters import JobId
-from rolecall.master.assembly import Master
 from rolecall.master.field_errors import field_error
+from rolecall.master.program import Master
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey

@@ -11,8 +11,8 @@ from rolecall.kit.pipeline_steps import newest_step
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
-from rolecall.master.assembly import Master
 from rolecall.master.inspections import NodeReply, parse_answer
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import WorkerRecord

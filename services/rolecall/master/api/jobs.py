@@ -11,11 +11,11 @@ from rolecall.master import lifecycle
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, has_room, needs, sees_job
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import CURSOR, JobId, LabelFilter, accepted_by, merge_patch
-from rolecall.master.assembly import Master
 from rolecall.master.catalogue import check_name
 from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.field_errors import unknown
 from rolecall.master.job_changes import changes, check_label_count
+from rolecall.master.program import Master
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary

@@ -5,11 +5,11 @@ from datetime import datetime
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from rolecall.master.assembly import Master
 from rolecall.master.lines import Lines
 from rolecall.master.log_filter import TextFilter
 from rolecall.master.log_starts import record_before, start_of_last, start_since, starts_of_last
 from rolecall.master.merged_log import Source
+from rolecall.master.program import Master
 from rolecall.master.store import workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey, Streams

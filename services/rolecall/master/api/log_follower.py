@@ -9,9 +9,9 @@ from fastapi import HTTPException
 
 from rolecall.master.api.keep_alive import EVERY_S, LOOK_AFTER, NOTHING_NEW, keep_alive
 from rolecall.master.api.log_choice import Choice, Reader, log_key, prefix_of, workers_of
-from rolecall.master.assembly import Master
 from rolecall.master.lines import Line
 from rolecall.master.merged_log import MergedLog
+from rolecall.master.program import Master
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs
 from rolecall.master.store.records import WorkerRecord

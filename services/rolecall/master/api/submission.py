@@ -14,10 +14,10 @@ from rolecall.master.access import Principal
 from rolecall.master.api.auth import Caller, Running, has_room, needs
 from rolecall.master.api.headers import with_headers
 from rolecall.master.api.jobs import job_document_of
-from rolecall.master.assembly import Master
 from rolecall.master.capacity import lacking, slots_needed
 from rolecall.master.field_errors import MAX_FIELD_ERRORS, field_error, shortened, unknown
 from rolecall.master.presence import Presence
+from rolecall.master.program import Master
 from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord

@@ -10,7 +10,7 @@ from rolecall.master.api.auth import Caller, Running, needs
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.headers import with_headers
 from rolecall.master.api.parameters import TokenName, merge_patch
-from rolecall.master.assembly import Master
+from rolecall.master.program import Master
 from rolecall.master.store import tokens
 from rolecall.master.store.records import SecretRecord, TokenRecord
 from rolecall.spec.access import (
