@@ -9,7 +9,7 @@ comments and names in `tests`, whose other literals can be samples, and the API'
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def _literals(source: str) -> Iterator[str]:
                 yield text
 
 
-def _docstrings_and_names(body: list[ast.stmt]) -> Iterator[str]:
+def _docstrings_and_names(body: Iterable[ast.AST]) -> Iterator[str]:
     """The docstrings, and the names of functions and classes as texts; the name of a test is a sentence.
 
     Expressions have none of them. Without those, this takes a third of the time of `ast.walk`.
@@ -165,7 +165,7 @@ def _docstrings_and_names(body: list[ast.stmt]) -> Iterator[str]:
                 yield name.replace("_", " ")
             case _:
                 pass
-        for inner in ("body", "orelse", "finalbody"):
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
             yield from _docstrings_and_names(getattr(node, inner, []))
 
 

@@ -622,7 +622,7 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
-def test_long_values_are_compared_in_full(page: Page, cluster: Cluster) -> None:
+def test_long_values_are_cut_but_not_clipped(page: Page, cluster: Cluster) -> None:
     params = WAITING["params"]
     files = [[f"{name}-{number}.csv" for number in range(40)] for name in ("a", "b")]
     jobs = [

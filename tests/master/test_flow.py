@@ -69,7 +69,7 @@ async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_
         (attempt, _) = (await client.job(job))["attempts"]
         events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
         placed = [event["message"] for event in events if event["kind"] == "placed"]
-        assert placed == ["2 workers placed", "2 workers placed, to resume from step 5"]
+        assert placed == ["2 workers placed", "2 workers placed; they resume from step 5"]
         assert attempt["cause"] == "trainer-0 on trainer-0: ValueError: broken"
         assert attempt["workers"][0]["failure"]["traceback"] == "line 1"
         assert (await client.checkpoint(job, 2, 6)).status_code == 201

@@ -214,11 +214,15 @@ async def test_a_long_upload_gives_its_turn_to_others_and_continues(monkeypatch:
     await asyncio.gather(*app.tasks)
 
 
-async def test_inspections_that_wait_for_workers_leave_turns_to_other_calls() -> None:
+@pytest.mark.parametrize(
+    ("slow", "other"),
+    [("/jobs/1/stacks", "/jobs"), ("/ui/jobs/1/picture", "/ui/jobs"), ("/ui/jobs/1/picture", "/jobs")],
+)
+async def test_calls_that_wait_for_workers_leave_turns_to_other_calls(slow: str, other: str) -> None:
     app = App()
     for _ in range(2 * AT_ONCE):
-        app.call("greedy", "/jobs/1/stacks")
-    app.call("greedy")
+        app.call("greedy", slow)
+    app.call("greedy", other)
     assert len(await app.settled()) == AT_ONCE + 1
     app.end.set()
     await asyncio.gather(*app.tasks)

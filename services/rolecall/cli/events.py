@@ -4,13 +4,13 @@ import json as json_library
 
 from rich.markup import escape
 
-from rolecall.cli.options import Continue, JobId, Json, Token, Url, connect
+from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect
 from rolecall.cli.output import STYLES, out, print_json
 from rolecall.client import Job
 from rolecall.spec.api import Event
 
 
-def events(job: JobId, follow: Continue = False, json: Json = False, url: Url = None, token: Token = None) -> None:
+def events(job: JobId, follow: FollowToEnd = False, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Show the events of a job; with --json --follow, print one JSON object per line."""
     with connect(url, token) as client:
         if not follow:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.follow import log_lines
-from rolecall.cli.options import Continue, JobId, Json, Token, Url, connect, parse_age
+from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect, parse_age
 from rolecall.cli.output import err, print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
@@ -35,7 +35,7 @@ Grep = Annotated[
 
 def logs(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
-    follow: Continue = False,
+    follow: FollowToEnd = False,
     role: OfRole = None,
     rank: OfRank = None,
     attempt: OfAttempt = None,

@@ -32,7 +32,7 @@ CLEAR_TEXT_REMEDY = "set ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master, a
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
-Continue = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
+FollowToEnd = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.", autocompletion=job_ids)
 ]

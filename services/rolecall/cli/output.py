@@ -73,6 +73,7 @@ def print_written(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file that the user has named. Raises `CommandError`."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -129,4 +129,4 @@ def _from_file(path: Path, *given: int | None) -> tuple[list[list[Task]], str]:
 
 def _title(name: str, ranks: int, stages: int, micro_batches: int) -> str:
     own = f", {stages} virtual stages each" if stages > 1 else ""
-    return f"{name}, {ranks} ranks{own}, {micro_batches} micro-batch{'es' * (micro_batches != 1)}"
+    return f"{name}, {ranks} rank{'s' * (ranks != 1)}{own}, {micro_batches} micro-batch{'es' * (micro_batches != 1)}"

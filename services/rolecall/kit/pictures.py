@@ -19,7 +19,7 @@ from rolecall.spec.timeline import Span
 from rolecall.spec.visible import cut
 
 _LEFT, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 1060, 26, 6, 40
-_LEGEND_ROW = 18
+_LEGEND_ROW, _LEGEND_CHARS = 18, 40
 _HEADING = 24
 _CHAR = 6.2
 """The average width of a character in 11 pixels."""
@@ -288,7 +288,7 @@ def _length(part: tuple[float, float]) -> float:
 def _legend(entries: Sequence[LegendEntry], top: int, width: int) -> tuple[list[str], int]:
     """The legend with its upper edge at `top`, and the number of its rows."""
     drawn, x, row = list[str](), 16.0, 0
-    for classes, meaning in entries:
+    for classes, meaning in ((classes, cut(meaning, _LEGEND_CHARS)) for classes, meaning in entries):
         length = 16 * len(classes) + len(meaning) * _CHAR
         if x + length > width - 16 and x > 16:
             x, row = 16.0, row + 1

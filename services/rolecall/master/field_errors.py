@@ -178,7 +178,7 @@ def _explain_tag(error: Mapping[str, Any], root: Schema, place: ErrorPlace, path
     field = ".".join(path if _is_scalar(place.given) else (*path, name))
     if error["type"] == "union_tag_not_found":
         return field_error(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
-    return unknown(field, name, str(error["ctx"]["tag"]), tags)
+    return unknown(field, field.rpartition(".")[2], str(error["ctx"]["tag"]), tags)
 
 
 def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> FieldError:

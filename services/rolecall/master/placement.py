@@ -108,8 +108,9 @@ class Cluster:
 
     def devices(self, need: Need) -> frozenset[bool]:
         """True if such a worker would get a GPU, False if a CPU share; nodes of its role can differ."""
-        own = (node.spec for node in self.nodes if node.spec.role is need.role)
-        return self._devices.computed(need, lambda: frozenset(need.takes_gpu(spec) for spec in own))
+        return self._devices.computed(
+            need, lambda: frozenset(need.takes_gpu(node.spec) for node in self.nodes if node.spec.role is need.role)
+        )
 
     def total(self, need: Need) -> int:
         """The capacity of all live nodes for such workers, including nodes that accept no workers now."""

@@ -21,6 +21,7 @@ from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
+from rolecall.spec.errors import Conflict
 from rolecall.spec.state import JobState, WorkerState
 
 FORGET_NODE_S = 3600.0
@@ -56,7 +57,11 @@ class Reconciler:
         while True:
             ticket = self._woken.ticket()
             with self.pulse.next_pass():
-                await self.reconcile()
+                try:
+                    await self.reconcile()
+                except Conflict as conflict:  # A call committed first, and has requested the next pass.
+                    self.pulse.succeeded = False
+                    _LOG.debug("a pass was overtaken: %s", conflict, extra=about("pass_overtaken"))
             await wait(ticket, TICK_S)
 
     async def reconcile(self) -> None:

@@ -107,7 +107,7 @@ class Pulse:
         self.passes, self.busy_s = 0, 0.0
         """Successful passes, and the seconds that they took."""
         self.succeeded = False
-        """True if the last pass succeeded. A pass that left something to do, but raised no error, sets it to False."""
+        """True if the pass succeeds. One that leaves something to do, but raises no error, sets it to False."""
 
     @contextmanager
     def next_pass(self) -> Generator[None]:
@@ -115,10 +115,6 @@ class Pulse:
         begun, self.succeeded = self._now(), True
         try:
             yield
-        except Conflict as conflict:
-            # A call committed first, and has requested the next pass.
-            self.succeeded = False
-            _LOG.debug("%s was overtaken: %s", self._step, conflict, extra=about("pass_overtaken"))
         except Exception as error:  # noqa: BLE001 - one failed pass must not end the loop: the next one tries again
             self.succeeded = False
             self._errors.failed(self._step, error)

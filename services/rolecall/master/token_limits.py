@@ -44,7 +44,7 @@ async def check_submission(connection: AsyncConnection, owner: str, limits: Limi
         waiting = await jobs.count_waiting(connection, owner)
         if waiting >= limits.max_queued:
             raise LimitReached(
-                f"token {owner} has as many queued or paused jobs ({waiting}) as it may have: its max_queued is "
+                f"token {owner} has {waiting} queued or paused job{'s' * (waiting != 1)}, and its max_queued is "
                 f"{limits.max_queued}; cancel some, or wait until some run"
             )
     if limits.max_stored_bytes is not None:

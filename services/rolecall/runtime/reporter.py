@@ -76,10 +76,9 @@ class Reporter:
         if (last := self._unwritten) is None:
             return
         self._unwritten = None
-        metrics = {name: float(value) for name, value in last.metrics.items()}
-        if last.loss is not None:
-            metrics = {"loss": float(last.loss)} | metrics
-            _require_finite(float(last.loss), last.step)
+        losses = {} if last.loss is None else {"loss": float(last.loss)}
+        for loss in losses.values():
+            _require_finite(loss, last.step)
         now = self._clock()
         kind = "step" if self._first_step_reported else "first_step"
         self._first_step_reported = True
@@ -90,7 +89,7 @@ class Reporter:
             epoch=last.epoch,
             samples_per_s=self._rate.samples_per_s(now),
             seconds_left=self._rate.seconds_left(now, last.steps - last.step) if last.steps is not None else None,
-            metrics=metrics,
+            metrics=losses | {name: float(value) for name, value in last.metrics.items()},
             spent=last.spent() if last.spent else None,
         )
 

@@ -70,6 +70,6 @@ def _explain(problem: Any, schema: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
     field = schema["properties"].get(name, {})
-    field = not_null(field["items"] if rest else field)
+    field = not_null(field.get("items", field) if rest else field)
     message, valid = worded(problem, schema, field), legal(schema, field)
     return f"{name}: {message}" + (f" (valid: {valid})" if valid not in message else "")

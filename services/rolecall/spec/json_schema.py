@@ -61,7 +61,8 @@ def not_null(schema: _Schema) -> _Schema:
 
 def kinds(root: _Schema, schema: _Schema) -> str:
     """The kinds of values that `schema` allows, such as `a number, a string or a list`; empty if it allows all."""
-    return _either(dict.fromkeys(filter(None, (_kind(form) for form in choices(root, schema)))))
+    found = dict.fromkeys(_kind(form) for form in choices(root, schema))
+    return "" if "" in found else _either(found)
 
 
 def legal(root: _Schema, schema: _Schema) -> str:
@@ -111,7 +112,7 @@ def _values(root: _Schema, form: _Schema) -> str:
     if RULE in form:
         return form[RULE]
     if values := members(form):
-        return ", ".join(map(str, values))
+        return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
     kind = _kind(form)
     match form:
         case {"format": str(name)} if name in _FORMATS:

@@ -165,5 +165,30 @@ CHECKPOINT_BYTES = WorkerMetric("checkpoint_bytes", "Size of the newest part.")
 GPU_MEMORY = WorkerMetric("gpu_memory_bytes", "GPU memory of the worker's tensors.")
 GPU_MEMORY_PEAK = WorkerMetric("gpu_memory_peak_bytes", "Maximum GPU memory of the worker's tensors.")
 
-WORKER_METRICS = tuple(one for one in list(globals().values()) if isinstance(one, WorkerMetric))
-"""All of the above."""
+WORKER_METRICS = (
+    TIME,
+    STEPS,
+    RPC_CALLS,
+    RPC_SECONDS,
+    RPC_SENT,
+    RPC_RECEIVED,
+    LOOK_UP_IDS,
+    LOOK_UP_SENT,
+    SERVED_CALLS,
+    SERVED_ROWS,
+    SERVED_SECONDS,
+    UPDATES,
+    UPDATE_SECONDS,
+    TABLE_BYTES,
+    IN_FLIGHT,
+    ENV_STEPS,
+    POLICY_LAG,
+    INFERENCE_CALLS,
+    INFERENCE_BATCHES,
+    INFERENCE_SECONDS,
+    CHECKPOINTS,
+    CHECKPOINT_SECONDS,
+    CHECKPOINT_BYTES,
+    GPU_MEMORY,
+    GPU_MEMORY_PEAK,
+)

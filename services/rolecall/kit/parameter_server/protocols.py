@@ -1,6 +1,7 @@
 """Update protocols: apply a step's gradients to the weights in the trainer and on the parameter servers."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from rolecall.kit.parameter_server.shard import Shard
 class UpdateProtocol(Protocol):
     """Applies the gradients of a step."""
 
+    @abstractmethod
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Update the weights. Rows may be looked up again when the returned futures are complete.
 

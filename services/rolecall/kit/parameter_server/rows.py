@@ -50,7 +50,10 @@ def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
         return RowGradient(rows[0], values[0] / divisor)
     sources, begin = list[Tensor](), 0
     for one in gradients:  # Each row's index in all values.
-        bags = torch.arange(len(one.rows)).to(one.rows) if one.offsets is None else bags_of(one.rows, one.offsets)
+        if one.offsets is None:
+            bags = torch.arange(len(one.rows), device=one.rows.device)
+        else:
+            bags = bags_of(one.rows, one.offsets)
         sources.append(bags + begin)
         begin += len(one.values)
     distinct, order, starts = sort_distinct(torch.cat(rows))

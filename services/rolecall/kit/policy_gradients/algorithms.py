@@ -4,7 +4,7 @@ clock.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rolecall.kit.environments.returns import normalize
+from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.flat import step_of
 from rolecall.kit.native import library, policy_loops
 from rolecall.kit.policy_gradients.distributions import CategoricalActions, GaussianActions
 from rolecall.kit.policy_gradients.policies import DifferentiablePolicy
-from rolecall.kit.policy_gradients.transitions import Transitions
+from rolecall.kit.policy_gradients.transitions import Transitions, gather_transitions
 
 _KL = 3
 """The index of the divergence in the terms of a loss."""
@@ -43,6 +44,17 @@ class Algorithm(ABC):
     """Normalize the advantages of each optimizer step to mean 0 and standard deviation 1."""
     target_kl: float | None = None
     """KL divergence of the policy, in nats, at which an update ends early; None for no limit."""
+
+    def gather(
+        self, policy: DifferentiablePolicy, trajectories: Sequence[Trajectory]
+    ) -> tuple[Transitions, tuple[Tensor, Tensor] | None]:
+        """The transitions of trajectories, with advantages by this algorithm's settings.
+
+        For an update of one step, also the results of the policy's `forward` pass over them, or else None.
+        """
+        return gather_transitions(
+            policy, trajectories, gamma=self.gamma, gae_lambda=self.gae_lambda, in_one_pass=self.takes_one_step
+        )
 
     @abstractmethod
     def minibatches(self, count: int) -> Iterator[Tensor]:

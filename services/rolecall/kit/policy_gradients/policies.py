@@ -19,7 +19,10 @@ Encode = Callable[[Tensor], Tensor]
 
 
 class DifferentiablePolicy(ABC):
-    """Keeps references to the parameters and their gradients, so don't replace them."""
+    """A policy whose gradients an update computes.
+
+    It keeps references to the parameters and their gradients, so don't replace them.
+    """
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], encode: Encode, log_deviation: nn.Parameter | None = None

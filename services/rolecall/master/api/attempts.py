@@ -88,8 +88,8 @@ async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
     # The space below the reserve is for reports and progress only, because logs can wait.
     chunks = within_reserve(request.stream(), master.reserve, share=REPORTS_FLOOR if kind == "progress" else 1.0)
     size = await master.streams.append(key, offset, chunks, cut=cut and kind == "log")
-    is_news = kind == "progress" and attempt == record.attempt and record.state.holds_slots
-    if is_news and await master.progress.ingest(master.database, key):
+    is_current = kind == "progress" and attempt == record.attempt and record.state.holds_slots
+    if is_current and await master.progress.ingest(master.database, key):
         master.view.note(jobs=[job])
     master.waking.followers(job)
     return StreamOffset(size=size)

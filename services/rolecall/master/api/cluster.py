@@ -1,6 +1,5 @@
 """The routes about the cluster: workloads, nodes, health and Prometheus metrics."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Annotated
@@ -9,6 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import Catalogue, schema_of
@@ -91,7 +91,7 @@ async def check_readiness(master: Running) -> Readiness:
 async def list_findings(master: Running) -> FindingList:
     """Return weak settings and their remedies, which `rolecall doctor` shows with its own findings."""
     # The files can be on a volume that hangs.
-    readable = await asyncio.to_thread(readable_secret_files, *master.settings.database_files)
+    readable = await run_in_daemon_thread(readable_secret_files, *master.settings.database_files)
     return FindingList(findings=list(weaknesses(master.settings, readable, master.access.scrapes)))
 
 

@@ -24,7 +24,6 @@ from rolecall.spec.access import Scope as Scopes
 LOGIN = "/ui/login"
 FOLLOWERS = 256
 """The maximum number of logs and event streams that a token follows at a time. Each occupies a connection."""
-_RETRY_S = 10
 _MAX_NEXT = 2000
 """The length of the address to which the log-in leads back."""
 _HEALTH = "/healthz"
@@ -66,8 +65,8 @@ class Gate:
             if excess := claim(scope, *_owner(found)):
                 # 429 means that the caller itself is the cause. For a worker, that can be others of its job.
                 status = 429 if excess.by_owner and found.caller is not None else 503
-                headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
-                response = problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)
+                detail, headers = f"{excess.detail}; try again", {"Connection": "close"}
+                response = problem_response(status, detail, Request(scope), headers=headers)
                 await response(scope, receive, send)
                 return
             serve_user(is_user=not _is_of_operators(scope["path"], found))

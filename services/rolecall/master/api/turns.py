@@ -57,8 +57,9 @@ class _Lane(NamedTuple):
 class CallTurns:
     """Delays the calls of a token that has enough of them in progress, and answers 429 to those that wait too long.
 
-    The workers of all jobs of an owner share turns. Calls of nodes and admins don't wait. Pages have turns of their
-    own, because they call the API. A response that is not read keeps its turn, so that the master holds few of a token.
+    The workers of all jobs of an owner share turns. Calls of nodes and admins don't wait. Pages and the pictures on
+    them have turns of their own, because they call the API. A response that is not read keeps its turn, so that the
+    master holds few of a token.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -114,8 +115,12 @@ def _lane(scope: Scope) -> _Lane | None:
     is_of_unknown_size = "transfer-encoding" in headers or not size.isdecimal()
     if is_of_unknown_size or int(size) > LARGE_BYTES:
         return _Lane(token, "large", 1)
-    kind = "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
-    return _Lane(token, "page" if is_of_page(scope["path"]) else kind)
+    if is_of_page(scope["path"]):
+        # A picture calls the API's inspection itself. With the same turns, it would wait for those of other pictures.
+        kind = "picture" if scope["path"].endswith("/picture") else "page"
+    else:
+        kind = "inspection" if scope["path"].endswith(_INSPECTIONS) else "other"
+    return _Lane(token, kind)
 
 
 def _owner(scope: Scope, job: str) -> str:

@@ -45,9 +45,8 @@ async def begin(
     number = job.attempt + 1
     placed = f"{plan.world_size} worker{'s' * (plan.world_size != 1)} placed"
     if number > 1:
-        placed += (
-            f", to resume from step {resume_from.step}" if resume_from else ", to start again without a checkpoint"
-        )
+        again = f"they resume from step {resume_from.step}" if resume_from else "they start again, without a checkpoint"
+        placed += f"; {again}"
     await job_store.move(connection, job, JobState.PLACED, now, placed, attempt=number, reason=None)
     times = {"queued_at": job.queued_at, "started_at": now}
     values = {"job": job.id, "number": number, "plan": plan, "resume_from": resume_from, "state": JobState.PLACED}

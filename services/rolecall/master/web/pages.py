@@ -102,8 +102,8 @@ async def job_part(job: str, request: Request, caller: Caller) -> Response:
 async def job_picture(job: str, request: Request, *, pipeline: bool = False) -> Response:
     """The picture of the newest steps, in the first format that the job has; null if it has none yet.
 
-    The browser can't know which it has, and its console would report the API's answer 409 as an error: a pipeline has a
-    schedule once a step is complete.
+    A pipeline has a schedule once a step is complete. The browser can't know that, and its console would report the
+    API's answer 409 as an error.
     """
     api = Api(request)
     for format in ("schedule", "svg") if pipeline else ("svg",):

@@ -6,7 +6,7 @@ earlier ones, and a resumed job gets the same as an uninterrupted one.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -23,11 +23,9 @@ from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.policy_gradients.algorithms import Algorithm, Ppo, Reinforce, update_policy
 from rolecall.kit.policy_gradients.mlp import Layers
 from rolecall.kit.policy_gradients.policies import AutogradPolicy, DifferentiablePolicy, MlpPolicy
-from rolecall.kit.policy_gradients.transitions import gather_transitions
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.model import ActorCritic, GaussianHead, Normalizer, Policy
 from rolecall.workloads.reinforce.params import Custom, Params
-from rolecall.workloads.reinforce.remote import Episode
 
 _POLICY, _REWARDS = "policy/", "rewards/"
 _MAX_REWARD = 10.0
@@ -91,6 +89,28 @@ def make_algorithm(chosen: spec.Reinforce | spec.Ppo) -> Algorithm:
     return Ppo(**chosen.model_dump(exclude={"name", "steps"}))
 
 
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode of T steps in the tutorial's form, as the agent recorded it."""
+
+    observations: Tensor
+    """[T, ...], raw."""
+    log_probs: Tensor
+    """[T], of the sampled actions, with their autograd graphs."""
+    rewards: Tensor
+    """[T]."""
+
+    @property
+    def episode_returns(self) -> Tensor:
+        """[1], undiscounted."""
+        return self.rewards.sum(0, keepdim=True)
+
+    @property
+    def episode_lengths(self) -> Tensor:
+        """[1], in steps."""
+        return torch.tensor([len(self.rewards)])
+
+
 class Learner:
     """Updates the policy from trajectories or episodes."""
 
@@ -109,13 +129,8 @@ class Learner:
         """One update from the trajectories by observer. Returns its mean losses."""
         torch.manual_seed(seed_of(self._params.seed, RandomStream.MINIBATCHES, update))
         scale_rates(self._optimizer, rate_factor)
-        transitions, results = gather_transitions(
-            self._differentiable,
-            [self._normalized(observer, trajectories[observer]) for observer in sorted(trajectories)],
-            gamma=self._algorithm.gamma,
-            gae_lambda=self._algorithm.gae_lambda,
-            in_one_pass=self._algorithm.takes_one_step,
-        )
+        normalized = [self._normalized(observer, trajectories[observer]) for observer in sorted(trajectories)]
+        transitions, results = self._algorithm.gather(self._differentiable, normalized)
         losses = update_policy(
             self._algorithm,
             self._differentiable,

@@ -23,6 +23,7 @@ from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
 from rolecall.kit.worker import Mailbox, call, current, worker_name
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
+from rolecall.workloads.reinforce.build import Episode
 from rolecall.workloads.reinforce.model import Policy
 
 Weights = dict[str, Tensor]
@@ -211,28 +212,6 @@ def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
 # The agent keeps a remote reference to each observer, and passes one to itself to `Observer.run_episode`. The observer
 # then calls `Agent.select_action` and `Agent.report_reward`, which run in the agent's RPC threads while its main thread
 # waits for the episodes. No RPC thread waits for a call: an episode runs in the main thread of its observer.
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One episode of T steps, as the agent recorded it."""
-
-    observations: Tensor
-    """[T, ...], raw."""
-    log_probs: Tensor
-    """[T], of the sampled actions, with their autograd graphs."""
-    rewards: Tensor
-    """[T]."""
-
-    @property
-    def episode_returns(self) -> Tensor:
-        """[1], undiscounted."""
-        return self.rewards.sum(0, keepdim=True)
-
-    @property
-    def episode_lengths(self) -> Tensor:
-        """[1], in steps."""
-        return torch.tensor([len(self.rewards)])
 
 
 @dataclass

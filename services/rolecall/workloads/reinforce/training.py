@@ -23,11 +23,11 @@ from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce.build import Learner, RandomStream, new_policy, seed_of
+from rolecall.workloads.reinforce.build import Episode, Learner, RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.remote import Agent, CollectRollout, Episode, ObserverPool, RolloutResult, Weights
+from rolecall.workloads.reinforce.remote import Agent, CollectRollout, ObserverPool, RolloutResult, Weights
 
 _LOG = logging.getLogger(__name__)
 _PART = "agent"

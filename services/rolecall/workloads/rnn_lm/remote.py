@@ -185,7 +185,7 @@ class RNNModel(nn.Module):
             logits = [answer.wait() for answer in answers]
         sizes = [part.shape[1] for part in logits]
         columns = logit_columns(torch.arange(sum(sizes)), sizes)
-        return torch.cat(logits, 1)[:, columns].view(*output.shape[:2], -1)
+        return torch.cat(logits, 1)[:, columns].view(*output.shape[:2], sum(sizes))
 
     def parameter_rrefs(self) -> list[rpc.RRef[nn.Parameter]]:
         """References to all parameters, remote and local, for torch's DistributedOptimizer."""
