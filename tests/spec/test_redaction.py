@@ -30,6 +30,8 @@ LONG = 1 << 18
         ("x://" + "a::" * 40 + f"b://me:{SECRET}@host/a", "x://" + "a::" * 16 + "***@host/a"),
         (f"'s3://a:{SECRET}@b/c' and https://d:{SECRET}@e.", "'s3://***@b/c' and https://***@e."),
         (f'{{"url": "s3://a:{SECRET}@b/c"}}', '{"url": "s3://***@b/c"}'),
+        (rf'"s3://{KEY}:{SECRET}\u00f6@bucket/a"', '"s3://***@bucket/a"'),
+        (rf'"https://host/\u00f6?name=\u00e4&sig={SECRET}"', r'"https://host/\u00f6?name=***&sig=***"'),
     ],
 )
 def test_credentials_are_hidden(given_text: str, shown: str) -> None:

@@ -50,7 +50,7 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
     _print_facts(document)
     if chosen := list(leaves(params)) if params else []:
         out.print("\n[bold]params[/]")
-        print_values([(escape(name), escape(value)) for name, value in chosen], indent=2)
+        print_values([(escape(one_line(name)), escape(one_line(value))) for name, value in chosen], indent=2)
     _print_attempts(document)
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")

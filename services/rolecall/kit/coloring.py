@@ -132,6 +132,7 @@ class Coloring:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers, such as `0–3, 8–11`."""
-    firsts = [one for one in numbers if one - 1 not in numbers]
-    lasts = [one for one in numbers if one + 1 not in numbers]
+    known = set(numbers)
+    firsts = [one for one in numbers if one - 1 not in known]
+    lasts = [one for one in numbers if one + 1 not in known]
     return ", ".join(str(one) if one == last else f"{one}–{last}" for one, last in zip(firsts, lasts, strict=True))

@@ -56,6 +56,8 @@ class PruneSummary(Value):
     """Total bytes of all these jobs."""
 
 
+WORKER = "worker"
+"""The kind of the events that workers report."""
 RETENTION = "retention"
 """The kind of the events of old checkpoints that are deleted as configured. Commands that follow a job skip them."""
 

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, ValidationInfo
 
 HIDDEN = "***"
 # Both take linear time on any text, because no match attempt restarts inside text that was already scanned.
-_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|\\]+")
+# A backslash doesn't end a URL, because JSON and `repr` write some characters of passwords with one.
+_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|]+")
 _QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
 _BEFORE_QUERY_VALUE = re.compile("[?&;]")
 _LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")

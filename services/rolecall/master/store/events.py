@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import EventRecord, read
 from rolecall.master.store.schema import events
-from rolecall.spec.api import RETENTION
+from rolecall.spec.api import RETENTION, WORKER
 
 MAX_EVENTS = 1000
 """The maximum number of events of a job from the master, and of those from its workers."""
@@ -78,7 +78,7 @@ async def add_once(connection: AsyncConnection, job: str, attempt: int, reported
         notice = f"workers reported {MAX_EVENTS} events: later ones are in their logs only"
         fresh[-1] = fresh[-1]._replace(message=notice)
     if fresh:
-        values = {"job": job, "attempt": attempt, "kind": "worker"}
+        values = {"job": job, "attempt": attempt, "kind": WORKER}
         rows = [values | {"at": one.at, "message": _text(one.message), "origin": one.origin} for one in fresh]
         await connection.execute(insert(events), rows)
     return is_full

@@ -52,10 +52,10 @@ def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
 
 
 def seat_labels(jobs: Iterable[JobOverview]) -> dict[str, str]:
-    """Short names of the jobs with workers: an id, if there is no name or several of them have it."""
-    seated = {job.id: job.name for job in jobs if job.state.holds_slots}
-    counts = Counter(seated.values())
-    return {id_: cut(name, _SEAT_CHARS) if name and counts[name] == 1 else id_ for id_, name in seated.items()}
+    """Short names of the jobs with workers: an id, if there is no name or another one of them has the same."""
+    seated = {job.id: cut(job.name, _SEAT_CHARS) for job in jobs if job.state.holds_slots}
+    counts = Counter([*seated, *seated.values()])
+    return {id_: name if name and counts[name] == 1 else id_ for id_, name in seated.items()}
 
 
 def mean_goodput(jobs: Iterable[JobOverview]) -> float | None:
