@@ -288,7 +288,7 @@ UNIONS += [
     ("embedding-ddp", _set("data.label", "x" * 2000), [("data.label", "it must have at most 1,024", _LABEL)]),
     ("embedding-ddp", _set("data.label", 5), [("data.label", "it must be a string or an object", _LABEL)]),
     ("embedding-ddp", _set("data", {"synthetic": {"label": 1}}), [("data.synthetic.label", "or equal to 2", "binary")]),
-    ("reinforce", _set("algorithm", "sac"), [("algorithm", "there is no name 'sac'", "ppo, reinforce")]),
+    ("reinforce", _set("algorithm", "sac"), [("algorithm", "there is no algorithm 'sac'", "ppo, reinforce")]),
     ("reinforce", _set("policy", "custom"), [("policy.builder", "it is missing", "a function as module:function")]),
     ("reinforce", _set("algorithm", 5), [("algorithm", "it must be a string or an object", _ALGORITHM)]),
     ("reinforce", _set("optimizer", "adam"), [("optimizer", "it must be an object or null", f"{_OPTIMIZER} or null")]),
