@@ -227,17 +227,21 @@ def _field_errors(request: Request, found: Sequence[dict[str, Any]], given: Any)
     body = getattr(route, "body_field", None)
     schema = TypeAdapter(body.field_info.annotation).json_schema() if body else {}
     of_body = [one | {"loc": tuple(one["loc"][1:])} for one in found if one["loc"][0] == "body"]
-    others = [one for one in found if one["loc"][0] != "body"]
-    own = {field.alias: field for field in parameters_of(route)}
-    return [*explain(of_body, schema, value=given), *(_parameter_error(one, own) for one in others[:MAX_FIELD_ERRORS])]
+    others = [one for one in found if one["loc"][0] != "body"][:MAX_FIELD_ERRORS]
+    # Deriving a schema takes longer than all else here, so each name has it derived once.
+    names = {one["loc"][1] for one in others}
+    own = {field.alias: _parameter_schema(field.field_info) for field in parameters_of(route) if field.alias in names}
+    return [*explain(of_body, schema, value=given), *(_parameter_error(one, own) for one in others)]
 
 
-def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> FieldError:
+def _parameter_schema(field: Any) -> Mapping[str, Any]:
+    kind: Any = Annotated[field.annotation, field]
+    return not_null(TypeAdapter(kind).json_schema())
+
+
+def _parameter_error(error: dict[str, Any], own: Mapping[str, Mapping[str, Any]]) -> FieldError:
     _, name, *path = error["loc"]
-    field = own.get(str(name))
-    kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None
-    schema = not_null(TypeAdapter(kind).json_schema() if field else {})
-    (one,) = explain([error | {"loc": tuple(path)}], schema, (str(name),))
+    (one,) = explain([error | {"loc": tuple(path)}], own.get(str(name), {}), (str(name),))
     return one
 
 
