@@ -155,6 +155,9 @@ def test_a_timeline_begins_with_its_first_step_or_without_steps_with_its_first_s
 def test_a_clock_that_is_not_to_be_trusted_gives_a_time_that_can_be_written(clock_s: float) -> None:
     document = shown([on("n", 0, window(0.0).model_copy(update={"clock_s": clock_s}))], {})
     assert document.at.year in {1970, 9892}
+    early = window(0.0).model_copy(update={"spans": (span(-1e12),)})
+    found = json.loads(trace(shown([on("n", 0, early)], {})))
+    assert found["otherData"]["at"] == "1970-01-01T00:00:00+00:00"
 
 
 def test_steps_are_compared_on_one_clock() -> None:
@@ -193,3 +196,13 @@ def test_a_trace_has_a_process_for_each_worker_and_a_row_for_each_thread() -> No
     other = found["otherData"]
     assert (other["job"], other["attempt"], other["silent"]) == ("a", 2, {"stage-2": "it is stopped"})
     assert other["clock_uncertainty_s"] == {"stage-0": 0.0, "stage-1": None}
+
+
+def test_a_trace_begins_with_its_first_event_even_before_the_earliest_step() -> None:
+    """A worker keeps more spans than those of its last steps."""
+    early = window(90.0).model_copy(update={"spans": (span(85.0), span(90.5))})
+    document = shown([on("n", 0, early)], {})
+    found = json.loads(trace(document))
+    times = {(one["name"], one["ts"]) for one in found["traceEvents"] if one["ph"] == "X"}
+    assert times == {("F", 0.0), ("step 1", 5e6), ("F", 5.5e6)}
+    assert datetime.fromisoformat(found["otherData"]["at"]) == document.at - timedelta(seconds=5)

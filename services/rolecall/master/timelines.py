@@ -46,10 +46,7 @@ def timeline(
     begins = [step.begin_s + shifts[one.worker.rank][0] for one, window in shown for step in window.steps]
     begins = begins or [span.begin_s + shifts[one.worker.rank][0] for one, window in shown for span in window.spans]
     zero = min(begins, default=0.0)
-    at = now
-    if recorded:
-        at_s = _wall_offset(recorded[0].window) + zero
-        at = datetime.fromtimestamp(min(max(0.0, at_s), _LATEST_S), UTC)
+    at = _moment(_wall_offset(recorded[0].window) + zero) if recorded else now
     return TimelineDocument(
         job=job,
         attempt=attempt,
@@ -90,18 +87,21 @@ def without_schedule(members: Sequence[WorkerRecord], *, live: bool) -> str:
 def trace(document: TimelineDocument) -> str:
     """The document as JSON in Chrome's trace event format, which Perfetto and `chrome://tracing` open.
 
-    Each worker is a process, and each of its threads is a thread. Thread 0 has the steps.
+    Each worker is a process, and each of its threads is a thread. Thread 0 has the steps. A worker can keep spans from
+    before its earliest step; times count from the first event, because viewers expect none that is negative.
     """
+    zero = min((span.begin_s for worker in document.workers for span in worker.spans), default=0.0)
+    zero = min(zero, 0.0)  # The earliest step begins at 0.
     # One by one: a call for all events would hold Python's lock, and with it the event loop, for seconds.
-    events = ",".join(json.dumps(event) for worker in document.workers for event in _events(worker))
+    events = ",".join(json.dumps(event) for worker in document.workers for event in _events(worker, zero))
     uncertainty = {_name(one): one.clock_uncertainty_s for one in document.workers}
     silent_ones = {_name(one): one.reason for one in document.silent}
-    other = {"job": document.job, "attempt": document.attempt, "at": document.at.isoformat()}
+    other = {"job": document.job, "attempt": document.attempt, "at": _moment(document.at.timestamp() + zero).isoformat()}
     other |= {"clock_uncertainty_s": uncertainty, "silent": silent_ones}
     return f'{{"traceEvents":[{events}],"displayTimeUnit":"ms","otherData":{json.dumps(other)}}}'
 
 
-def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:
+def _events(worker: WorkerTimeline, zero: float) -> Iterator[dict[str, Any]]:
     rank = worker.rank
     yield _metadata("process_name", rank, 0, {"name": f"{_name(worker)} ({worker.node})"})
     yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
@@ -109,7 +109,7 @@ def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:
     for thread, number in {"steps": 0, **threads}.items():
         yield _metadata("thread_name", rank, number, {"name": thread})
     for step in worker.steps:
-        yield {"ph": "X", "name": f"step {step.number}", "cat": "step", "pid": rank, "tid": 0, **_times(step)}
+        yield {"ph": "X", "name": f"step {step.number}", "cat": "step", "pid": rank, "tid": 0, **_times(step, zero)}
     for span in worker.spans:
         known = {"step": span.step, "stage": span.stage, "micro_batch": span.micro_batch}
         yield {
@@ -119,7 +119,7 @@ def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:
             "pid": rank,
             "tid": threads[span.thread],
             "args": {key: value for key, value in known.items() if value is not None},
-            **_times(span),
+            **_times(span, zero),
         }
 
 
@@ -127,9 +127,9 @@ def _name(worker: WorkerTimeline | Silent) -> str:
     return f"{worker.role}-{worker.role_rank}"
 
 
-def _times(one: Step | Span) -> dict[str, float]:
-    """Begin and duration in microseconds."""
-    return {"ts": round(one.begin_s * 1e6, 3), "dur": round(one.seconds * 1e6, 3)}
+def _times(one: Step | Span, zero: float) -> dict[str, float]:
+    """Begin, counted from `zero`, and duration in microseconds."""
+    return {"ts": round((one.begin_s - zero) * 1e6, 3), "dur": round(one.seconds * 1e6, 3)}
 
 
 def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -163,6 +163,10 @@ def _shifts(recorded: Sequence[RecordedWindow], machines: Mapping[str, str]) -> 
         else:
             shifts[one.worker.rank] = _wall_offset(one.window) - wall, None
     return shifts
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(min(max(0.0, seconds), _LATEST_S), UTC)
 
 
 def _wall_offset(window: Window) -> float:
