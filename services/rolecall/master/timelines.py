@@ -96,7 +96,8 @@ def trace(document: TimelineDocument) -> str:
     events = ",".join(json.dumps(event) for worker in document.workers for event in _events(worker, zero))
     uncertainty = {_name(one): one.clock_uncertainty_s for one in document.workers}
     silent_ones = {_name(one): one.reason for one in document.silent}
-    other = {"job": document.job, "attempt": document.attempt, "at": _moment(document.at.timestamp() + zero).isoformat()}
+    at = _moment(document.at.timestamp() + zero)
+    other = {"job": document.job, "attempt": document.attempt, "at": at.isoformat()}
     other |= {"clock_uncertainty_s": uncertainty, "silent": silent_ones}
     return f'{{"traceEvents":[{events}],"displayTimeUnit":"ms","otherData":{json.dumps(other)}}}'
 
