@@ -61,8 +61,7 @@ def vectors(result: GangResult) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_two_servers_and_two_trainers_do_what_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLECALL_DATA_ROOTS", str(tmp_path))  # This process reads the text, too.
+def test_two_servers_and_two_trainers_do_what_one_process_does(tmp_path: Path) -> None:
     result = run_gang(WORKLOAD, params(tmp_path), SERVERS_AND_TRAINERS, tmp_path)
     read = Params.model_validate(params(tmp_path))
     expected_losses, expected = train_alone(read, open_corpus(read.text, tmp_path / "cache"))

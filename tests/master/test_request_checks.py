@@ -96,11 +96,19 @@ async def test_what_is_wrong_with_a_request_arrives_as_it_is() -> None:
 
 
 async def test_a_caller_that_leaves_gives_the_slot_back() -> None:
-    checks = checks_of(lambda _params, _counts: time.sleep(0.05), 20)
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def check(_params: Params, _counts: dict[Role, int]) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.05)
+
+    checks = checks_of(check, 20)
     for _ in range(2 * AT_ONCE):
         left = asyncio.create_task(checks.run(SLOW))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await begun.wait()
+        begun.clear()
         left.cancel()
     assert (await checks.run(SLOW))["workload"] == "slow"
     await ended()

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.cpu_time import is_within, slowness
 
 from rolecall.master.clock import Clock
 from rolecall.master.progress_lines import parse
-from rolecall.master.series import SeriesBook, series
+from rolecall.master.series import SeriesBook, StreamSeries
 from rolecall.master.series_names import SeriesNames
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.master.user_threads import UserThreads
@@ -28,6 +28,10 @@ LINE = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":
 SCORED = LINE.replace(b'"loss":0.5', b'"loss":0.5,"validation_auc":0.9')
 MANY = 64 << 20
 """More bytes than a stream has."""
+
+
+def series(lines: Iterable[bytes], max_points: int, max_bytes: int) -> list[dict[str, Any]]:
+    return StreamSeries(max_points).feed(lines).points(max_bytes)
 
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 10), (11, 10), (41, 10), (1234, 100)])

@@ -40,7 +40,7 @@ def test_a_request_is_served_by_the_thread_that_waits() -> None:
     futures = []
     poster = threading.Thread(target=lambda: futures.append(mailbox.post(20)), name="rpc")
     poster.start()
-    served = mailbox.serve(lambda request: (request + 1, threading.current_thread().name))
+    served = mailbox.answer_one(lambda request: (request + 1, threading.current_thread().name))
     poster.join()
     assert served == (21, "MainThread")
     assert futures[0].wait() == served
@@ -54,7 +54,7 @@ def test_an_error_goes_up_and_is_no_answer() -> None:
         raise ValueError("no such file")
 
     with pytest.raises(ValueError, match="no such file"):
-        mailbox.serve(fail)
+        mailbox.answer_one(fail)
     assert not future.done()
 
 

@@ -17,7 +17,7 @@ from tests.master.harness import ManualClock, line, turns_of_loop
 
 from rolecall.master.clock import Clock
 from rolecall.master.progress import ProgressBook
-from rolecall.master.series import SeriesBook, series
+from rolecall.master.series import SeriesBook, StreamSeries
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
@@ -120,7 +120,7 @@ async def test_empty_lines_take_little_time(master: Master) -> None:
     assert is_within(time.process_time() - begin, 1.0)
     assert (master.book.of_job("toy-1", 1) or Progress()).step == 1
     begin = time.process_time()
-    assert [point["step"] for point in series(master.streams.lines(KEY), 1000, 1 << 20)] == [1]
+    assert [point["step"] for point in StreamSeries(1000).feed(master.streams.lines(KEY)).points(1 << 20)] == [1]
     assert is_within(time.process_time() - begin, 0.5)
 
 
@@ -193,7 +193,7 @@ async def test_many_results_and_first_steps_cost_one_statement_a_batch(master: M
 
 
 def test_a_series_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert series([b"\n", b"no JSON\n", b"{}\n"], 10, 1 << 20) == []
+    assert StreamSeries(10).feed([b"\n", b"no JSON\n", b"{}\n"]).points(1 << 20) == []
     assert not caplog.records
 
 
@@ -201,8 +201,8 @@ async def test_the_series_of_a_user_take_one_thread(master: Master, monkeypatch:
     turns = threading.Lock()
 
     def lines(streams: Streams, key: StreamKey, start: int) -> Iterator[bytes]:
-        assert turns.acquire(blocking=False)
-        time.sleep(0.05)  # long enough that another thread would be found here
+        assert turns.acquire(blocking=False), "two threads read at the same time"
+        time.sleep(0.05)  # A second thread would come meanwhile.
         turns.release()
         return iter(())
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from rolecall.cli.options import Json, Token, Url, connect, parse_age
+from rolecall.cli.options import Json, Token, Url, connect, parse_duration
 from rolecall.cli.output import print_json, print_table
 
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of entries.")]
@@ -17,7 +17,7 @@ Since = Annotated[
 
 def audit(limit: Limit = 50, newer: Since = None, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Show the audit log, newest first: calls that changed something, and calls that were refused."""
-    since = None if newer is None else parse_age(newer, "--since", datetime.now(UTC))
+    since = None if newer is None else datetime.now(UTC) - parse_duration(newer, "--since")
     with connect(url, token) as client:
         found = client.audit(limit, since)
         if json:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import Exit, exit_code
-from rolecall.cli.options import Json, Token, Url, connect, parse_age
+from rolecall.cli.options import Json, Token, Url, connect, parse_duration
 from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.client import Refused, UnknownName
 from rolecall.spec.api import PruneSummary
@@ -87,7 +87,7 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Delete jobs that ended long ago. First shows the jobs and their size."""
-    ended_before = parse_age(older_than, "--older-than", datetime.now(UTC))
+    ended_before = datetime.now(UTC) - parse_duration(older_than, "--older-than")
     ended_state = JobState(state) if state else None
     with connect(url, token) as client:
         found = client.prune(ended_before, ended_state, dry_run=True)

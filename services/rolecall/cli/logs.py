@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.follow import log_lines
-from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect, parse_age
+from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect, parse_duration
 from rolecall.cli.output import err, print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
@@ -52,7 +52,7 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     --since uses the times of log records. Lines without a time, which a job prints, are shown unless an older record of
     the same worker follows. --tail counts only the lines that --since and --grep select.
     """
-    since = None if newer is None else parse_age(newer, "--since", datetime.now(UTC)).isoformat()
+    since = None if newer is None else (datetime.now(UTC) - parse_duration(newer, "--since")).isoformat()
     filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail, "since": since, "text": grep or None}
     query = {name: value for name, value in filters.items() if value is not None}
     with connect(url, token) as client:

@@ -1,8 +1,9 @@
 """The options that several commands share."""
 
+import math
 import re
-from datetime import datetime, timedelta
-from typing import Annotated, NoReturn
+from datetime import timedelta
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -13,7 +14,8 @@ from rolecall.cli.output import err
 from rolecall.client import Client
 from rolecall.client.connection import find
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_MOST_S = 36_525 * 86_400
 Url = Annotated[
     str | None,
     typer.Option(
@@ -46,14 +48,11 @@ def connect(url: str | None, token: str | None) -> Client:
     return Client(connection)
 
 
-def parse_age(text: str, option: str, now: datetime) -> datetime:
-    """The moment that is an age such as `30d`, `12h`, `90m`, `45s` or `2w` before `now`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    try:
-        return now - timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text, option)
-    except OverflowError:
-        return _refuse(text, option)
-
-
-def _refuse(text: str, option: str) -> NoReturn:
-    raise CommandError(Exit.USAGE, f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")
+def parse_duration(text: str, option: str) -> timedelta:
+    """A duration such as `30d`, `12h`, `90m`, `45s` or `2w`, of at most 100 years."""
+    found = re.fullmatch(r"(\d{1,10}(?:\.\d{1,10})?)([smhdw])", text.strip())
+    seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.inf
+    if seconds > _MOST_S:
+        message = f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w, up to 100 years"
+        raise CommandError(Exit.USAGE, message)
+    return timedelta(seconds=seconds)

@@ -1,14 +1,13 @@
 """`rolecall tokens`: manage access to the cluster."""
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.markup import escape
 
-from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.options import Json, Token, Url, connect, parse_duration
 from rolecall.cli.output import age, err, out, print_json, print_table
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 from rolecall.spec.bounds import MAX_PRIORITY
@@ -22,7 +21,6 @@ _VALUES: dict[str, tuple[TypeAdapter[Any], str]] = {
     "max_priority": (_PRIORITY, f"a number from {-MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
 """The limits that are not counts."""
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which owns the jobs that it submits.")]
 Scopes = Annotated[list[Scope], typer.Option("--scope", help="Scope of the token; repeat for several.")]
@@ -118,7 +116,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
 def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = None, token: Token = None) -> None:
     """Print a new secret for a token. The current secret expires after the overlap, by default immediately."""
     with connect(url, token) as client:
-        made = client.rotate_token(name, _duration(overlap, "--overlap").total_seconds())
+        made = client.rotate_token(name, parse_duration(overlap, "--overlap").total_seconds())
         print_json(client.raw) if json else _print_secret(made)
 
 
@@ -139,7 +137,7 @@ def _changes(scopes: list[Scope] | None, limits: dict[str, int | None], expires:
     if scopes:
         changes["scopes"] = [scope.value for scope in scopes]
     if expires is not None:
-        until = None if expires == "none" else datetime.now(UTC) + _duration(expires, "--expires-in")
+        until = None if expires == "none" else datetime.now(UTC) + parse_duration(expires, "--expires-in")
         changes["expires_at"] = until and until.isoformat()
     return changes
 
@@ -153,13 +151,6 @@ def _limit(field: str, text: str) -> int | None:
     except ValidationError:
         option = f"--{field.replace('_', '-')}"
         raise typer.BadParameter(f"{text!r} is neither {what} nor `none`", param_hint=option) from None
-
-
-def _duration(text: str, option: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a duration such as 30m, 24h or 90d", param_hint=option)
-    return timedelta(seconds=int(found[1]) * _UNITS_S[found[2]])
 
 
 def _print_secret(made: TokenSecret) -> None:

@@ -9,8 +9,8 @@ node. `builders`: custom code of a job. `parameter_server`: sharded weights. `po
 `pipelining`, `schedules`, `csv_schedules`, `own_schedule`, `stages`, `split_backward`, `grid`, `meter`: pipelines.
 `structure`: custom models. `export`: archives for users.
 
-`native`, `orders`, `pictures` and `pipeline_steps` are internal: they serve the modules above, built-in workloads, the
-master and the command, and change with any release.
+`native`, `coloring`, `orders`, `pictures` and `pipeline_steps` are internal: they serve the modules above, built-in
+workloads, the master and the command, and change with any release.
 
 Public names of all other modules change only with a minor release, and the changelog describes each change.
 """

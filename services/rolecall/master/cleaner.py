@@ -22,6 +22,7 @@ from rolecall.master.store import artifacts, attempts, audit, checkpoints, delet
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import UnreadableRow
 from rolecall.master.streams import Streams
+from rolecall.retry import delay_s
 from rolecall.spec.api import RETENTION
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
@@ -29,7 +30,7 @@ from rolecall.spec.state import JobState
 
 _EXPIRE_EVERY_S = 3600.0
 _LOOK_EVERY_S = 60.0
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _STORE_S = 120.0
 """The time limit of the blob store for one job."""
 _BATCH = 50
@@ -66,14 +67,14 @@ class Cleaner:
 
     async def run(self) -> None:
         """Run passes until cancelled."""
-        retry_s = _FIRST_RETRY_S
+        failures = 0
         await self._try("deleting what killed uploads left", self._clear_uploads())
         while True:
             ticket = self.garbage.ticket()
             with self.pulse.next_pass():
                 self.pulse.succeeded = await self.clean()
-            retry_s = _FIRST_RETRY_S if self.pulse.succeeded else min(2 * retry_s, _LAST_RETRY_S)
-            await wait(ticket, _LOOK_EVERY_S if self.pulse.succeeded else retry_s)
+            failures = 0 if self.pulse.succeeded else failures + 1
+            await wait(ticket, delay_s(failures, _FIRST_RETRY_S, _LAST_RETRY_S) if failures else _LOOK_EVERY_S)
 
     async def clean(self) -> bool:
         """Run one pass. Returns whether nothing has to be retried. Raises `LeadershipLost`."""

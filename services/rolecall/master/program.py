@@ -131,14 +131,84 @@ async def open_master(
         await database.migrate()
         term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
-        master = _assemble(
+        access = _access(settings, clock)
+        lag = Lag(longest_silence_s(settings.node_timeout_s))  # Of the event loop, whose clock is not `clock`.
+        presence = Presence(settings.node_timeout_s, clock.monotonic, lag.recent_s)
+        streams = Streams(settings.data / "streams", settings.log_bytes, clock)
+        progress = ProgressBook(streams)
+        charts = UserThreads("charts", each=1)
+        answers, news, garbage = Answers(clock.monotonic), Signals(), Signal()
+        view = View(database, catalogue, clock.monotonic)
+        waking = Waking(view, answers, news)
+        reconciler = Reconciler(
+            clock=clock,
+            database=database,
+            catalogue=catalogue,
+            presence=presence,
+            progress=progress,
+            view=view,
+            waking=waking,
+            garbage=garbage,
+        )
+        placer = Placer(
+            clock=clock,
+            database=database,
+            access=access,
+            catalogue=catalogue,
+            presence=presence,
+            view=view,
+            waking=waking,
+            instruments=instruments,
+            backfill_window=timedelta(seconds=settings.backfill_window_s),
+        )
+        waking.connect(reconciler.wake, placer.wake)
+        master = Master(
+            clock=clock,
             settings=settings,
             catalogue=catalogue,
+            request_checks=RequestChecks(catalogue),
             database=database,
-            blobs=blobs,
-            clock=clock,
-            instruments=instruments,
+            access=access,
+            sync=AccessSync(database, access, clock),
             signing_key=signing_key,
+            sessions=Sessions(access, signing_key, clock.now),
+            presence=presence,
+            lag=lag,
+            streams=streams,
+            blobs=blobs,
+            progress=progress,
+            series=SeriesBook(streams, charts),
+            log_threads=UserThreads("logs"),
+            chart_threads=charts,
+            reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
+            job_quota=JobQuota(settings.max_job_bytes),
+            view=view,
+            history=History(),
+            reconciler=reconciler,
+            placer=placer,
+            cleaner=Cleaner(
+                database=database,
+                blobs=blobs,
+                streams=streams,
+                policy=RetentionPolicy.of(settings),
+                garbage=garbage,
+                clock=clock,
+            ),
+            verifier=Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=clock),
+            answers=answers,
+            inspections=Inspections(answers.notify),
+            news=news,
+            waking=waking,
+            notifier=Notifier(
+                database=database,
+                signing_key=signing_key,
+                hosts=settings.webhook_hosts,
+                networks=tuple(map(str, settings.webhook_networks)),
+                clock=clock,
+            ),
+            exporters=_exporters(settings, database, streams, instruments, clock),
+            garbage=garbage,
+            instruments=instruments,
             term=term,
         )
         await master.sync.refresh()
@@ -147,99 +217,6 @@ async def open_master(
     finally:
         blobs.close()
         await database.close()
-
-
-def _assemble(
-    *,
-    settings: MasterSettings,
-    catalogue: Catalogue,
-    database: Database,
-    blobs: Blobs,
-    clock: Clock,
-    instruments: Instruments,
-    signing_key: str,
-    term: int,
-) -> Master:
-    access = _access(settings, clock)
-    lag = Lag(longest_silence_s(settings.node_timeout_s))  # Of the event loop, whose clock is not `clock`.
-    presence = Presence(settings.node_timeout_s, clock.monotonic, lag.recent_s)
-    streams = Streams(settings.data / "streams", settings.log_bytes, clock)
-    progress = ProgressBook(streams)
-    charts = UserThreads("charts", each=1)
-    answers, news, garbage = Answers(clock.monotonic), Signals(), Signal()
-    view = View(database, catalogue, clock.monotonic)
-    waking = Waking(view, answers, news)
-    reconciler = Reconciler(
-        clock=clock,
-        database=database,
-        catalogue=catalogue,
-        presence=presence,
-        progress=progress,
-        view=view,
-        waking=waking,
-        garbage=garbage,
-    )
-    placer = Placer(
-        clock=clock,
-        database=database,
-        access=access,
-        catalogue=catalogue,
-        presence=presence,
-        view=view,
-        waking=waking,
-        instruments=instruments,
-        backfill_window=timedelta(seconds=settings.backfill_window_s),
-    )
-    waking.connect(reconciler.wake, placer.wake)
-    return Master(
-        clock=clock,
-        settings=settings,
-        catalogue=catalogue,
-        request_checks=RequestChecks(catalogue),
-        database=database,
-        access=access,
-        sync=AccessSync(database, access, clock),
-        signing_key=signing_key,
-        sessions=Sessions(access, signing_key, clock.now),
-        presence=presence,
-        lag=lag,
-        streams=streams,
-        blobs=blobs,
-        progress=progress,
-        series=SeriesBook(streams, charts),
-        log_threads=UserThreads("logs"),
-        chart_threads=charts,
-        reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
-        job_quota=JobQuota(settings.max_job_bytes),
-        view=view,
-        history=History(),
-        reconciler=reconciler,
-        placer=placer,
-        cleaner=Cleaner(
-            database=database,
-            blobs=blobs,
-            streams=streams,
-            policy=RetentionPolicy.of(settings),
-            garbage=garbage,
-            clock=clock,
-        ),
-        verifier=Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=clock),
-        answers=answers,
-        inspections=Inspections(answers.notify),
-        news=news,
-        waking=waking,
-        notifier=Notifier(
-            database=database,
-            signing_key=signing_key,
-            hosts=settings.webhook_hosts,
-            networks=tuple(map(str, settings.webhook_networks)),
-            clock=clock,
-        ),
-        exporters=_exporters(settings, database, streams, instruments, clock),
-        garbage=garbage,
-        instruments=instruments,
-        term=term,
-    )
 
 
 def _exporters(

@@ -67,13 +67,13 @@ class SeriesBook:
         self._streams, self._threads = streams, threads
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._names = _Recent[StreamKey, SeriesNames](_MOST_NAMES)
-        self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
+        self._series = _Recent[tuple[StreamKey, int], StreamSeries](_MOST_BYTES)
 
     async def of_stream(self, user: str, key: StreamKey, max_points: int, max_bytes: int) -> list[dict[str, Any]]:
-        """The steps of a stream (see `series`), for a user."""
+        """The steps of a stream (see `StreamSeries`), for a user."""
         async with self._lock_of(user, key):
             # Taken out of the cache while it changes: a call that is cancelled leaves its thread behind.
-            one = self._series.take((key, max_points)) or _Series(max_points)
+            one = self._series.take((key, max_points)) or StreamSeries(max_points)
             points = await self._threads.run(user, lambda: one.feed(self._lines(key, one.end)).points(max_bytes))
             self._series.keep((key, max_points), one, _SERIES_OVERHEAD + one.memory)
             return points
@@ -112,18 +112,12 @@ class SeriesBook:
         return takewhile(lambda raw: not is_incomplete(raw), self._streams.lines(key, start))
 
 
-def series(lines: Iterable[bytes], max_points: int, max_bytes: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to about `max_points`, or fewer if their lines have
-    more than `max_bytes`; the last one stays.
+class StreamSeries:
+    """The steps of one worker's progress stream, thinned evenly to about `max_points`; it grows with the stream.
 
     Lines with equally many fields are thinned together, so that values that few lines have, such as validation scores,
     are not lost among the others. Only the remaining lines are parsed, because a stream can have 100,000 of them.
     """
-    return _Series(max_points).feed(lines).points(max_bytes)
-
-
-class _Series:
-    """One stream's series, which grows with the stream."""
 
     def __init__(self, max_points: int) -> None:
         self.end = 0

@@ -233,9 +233,9 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
     require_packages(settings)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
-    with listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) as server_socket:
         try:
-            asyncio.run(_serve(settings, catalogue, listener, certificate))
+            asyncio.run(_serve(settings, catalogue, server_socket, certificate))
         except LeadershipLost as lost:
             _LOG.error("the master exits, because it no longer leads: %s", lost, extra=about("leadership_lost"))
             return os.EX_TEMPFAIL
@@ -325,7 +325,7 @@ def keep_collections_short() -> None:
 
 
 async def _serve(
-    settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
+    settings: MasterSettings, catalogue: Catalogue | None, server_socket: socket.socket, certificate: Certificate | None
 ) -> None:
     if problem := lacks_libraries():
         _LOG.warning("%s", problem, extra=about("page_incomplete"))
@@ -335,7 +335,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.handle_exit_signal)
-    await server.serve(sockets=[listener])
+    await server.serve(sockets=[server_socket])
     if program.fault is not None:
         raise program.fault
     if not server.started:

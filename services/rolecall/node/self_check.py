@@ -51,6 +51,7 @@ class SelfCheck:
         settings: NodeSettings,
         client: MasterClient,
         gpus: GpuInventory,
+        clock: Callable[[], float] = time.time,
         *,
         on_info: Callable[[ClusterInfo], None] = lambda info: None,
     ) -> None:
@@ -58,6 +59,7 @@ class SelfCheck:
         self._settings = settings
         self._client = client
         self._gpus = gpus
+        self._clock = clock
         self._on_info = on_info
         self._sample: ClockSample | None = None
         self._machine_check: asyncio.Future[list[Finding]] | None = None
@@ -66,7 +68,7 @@ class SelfCheck:
         """The findings about the node, and its current route to the master, if there is one."""
         # The heartbeat fails as well and reports it.
         with contextlib.suppress(MasterUnreachable):
-            self._sample = await compare_clocks(self._client, spec.name)
+            self._sample = await compare_clocks(self._client, spec.name, self._clock)
             self._on_info(self._sample.cluster)
         network, found = await self._check_network()
         machine = await self.run_machine(spec)
@@ -87,7 +89,7 @@ class SelfCheck:
 
     def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
         if sample.certificate_end is not None:
-            return certificate(sample.certificate_end - time.time())
+            return certificate(sample.certificate_end - self._clock())
         leaves = not is_loopback(self._settings.master_addr) and sample.cluster.boot_id != spec.machine.boot_id
         return plain_http(self._client.url, leaves_machine=leaves)
 

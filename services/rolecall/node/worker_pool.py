@@ -163,7 +163,7 @@ class WorkerPool:
             _LOG.exception(
                 "the node failed to run worker %s",
                 worker.key,
-                extra=about("worker_attending_failed", **worker.key._asdict()),
+                extra=about("worker_task_failed", **worker.key._asdict()),
             )
             if not worker.actual.ended:
                 worker.finish(*worker.lost(f"the node failed to run the worker: {type(error).__name__}: {error}"))

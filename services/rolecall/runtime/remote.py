@@ -69,12 +69,12 @@ class Mailbox(Generic[Request, Answer]):
         self._requests: queue.SimpleQueue[tuple[Request, torch.futures.Future[Any]]] = queue.SimpleQueue()
 
     def post(self, request: Request) -> torch.futures.Future[Any]:
-        """Post a request from an RPC thread; the future gets the answer of `serve`."""
+        """Post a request from an RPC thread; the future gets the answer of `answer_one`."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         self._requests.put((request, future))
         return future
 
-    def serve(self, answer: Callable[[Request], Answer]) -> Answer:
+    def answer_one(self, answer: Callable[[Request], Answer]) -> Answer:
         """Wait for a request in the main thread, answer it, and return the answer.
 
         An exception propagates here and not to the caller of the RPC: it ends this process, and the caller's error must

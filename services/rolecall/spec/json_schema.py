@@ -62,7 +62,7 @@ def not_null(schema: _Schema) -> _Schema:
 def kinds(root: _Schema, schema: _Schema) -> str:
     """The kinds of values that `schema` allows, such as `a number, a string or a list`; empty if it allows all."""
     found = dict.fromkeys(_kind(form) for form in choices(root, schema))
-    return "" if "" in found else _either(found)
+    return "" if "" in found or not found else _either(found)
 
 
 def legal(root: _Schema, schema: _Schema) -> str:
@@ -137,8 +137,8 @@ def members(form: _Schema) -> Sequence[Any]:
 
 def _either(words: Iterable[str]) -> str:
     """Such as `a, b or c`."""
-    *others, last = ("", *words)
-    return " or ".join(filter(None, (", ".join(others[1:]), last)))
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _items(root: _Schema, form: _Schema) -> str:

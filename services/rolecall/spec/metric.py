@@ -71,10 +71,6 @@ class Metric:
         """The name that the workload reports for each split."""
         return {split: self.name if split is Split.TRAIN else f"{split}_{self.name}" for split in self.splits}
 
-    def matches(self, reported: str) -> bool:
-        """Return whether a reported name is one of this metric's."""
-        return any(index_in(reported, name) is not None for name in self.reported.values())
-
 
 def index_in(reported: str, declared: str) -> str | None:
     """The number in a reported name of a declared one, such as `3` in `observer_3_return` of `observer_{index}_return`.

@@ -31,7 +31,6 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.settings.child_environments import heap_variables
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
-from rolecall.spec.timeline import WINDOW_BYTES, Window
 from rolecall.spec.wire import ArtifactNotice
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
@@ -61,8 +60,6 @@ class GangResult:
     """The samples of each step, by worker."""
     peak_gpu_memory: dict[str, int] = field(default_factory=dict[str, int])
     """The most bytes that torch allocated on the GPU at a time, by worker; only workers with a GPU."""
-    timelines: dict[str, Window] = field(default_factory=dict[str, Window])
-    """The phases of the last steps, by worker."""
 
     def artifact(self, name: str) -> Path:
         return self.folder / "blobs" / "job" / "1" / name
@@ -224,11 +221,8 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         )
         runtime_context.enter(context)
         role = importlib.import_module(workload.module_of(launch.worker.role))
-        try:
-            with join_before_role(launch, workload, workdir, context.report):
-                role.run(context)
-        finally:
-            (folder / f"timeline-{name}").write_text(context.timeline.window(WINDOW_BYTES).model_dump_json())
+        with join_before_role(launch, workload, workdir, context.report):
+            role.run(context)
         if context.device.type == "cuda":
             (folder / f"gpu-memory-{name}").write_text(str(torch.cuda.max_memory_allocated()))
     except BaseException:
@@ -267,11 +261,6 @@ def _collect(folder: Path, gang: GangPlan) -> GangResult:
         result=result,
         step_ends=_read_numbers(folder, "step-ends", names),
         samples=_read_numbers(folder, "samples", names),
-        timelines={
-            name: Window.model_validate_json(path.read_text())
-            for name in names
-            if (path := folder / f"timeline-{name}").exists()
-        },
         peak_gpu_memory={name: int(found[0]) for name, found in _read_numbers(folder, "gpu-memory", names).items()},
     )
 

@@ -99,9 +99,10 @@ def test_overlapped_updates_equal_one_optimizer(max_norm: float | None, loss_at:
     weights = [reference.table, *reference.local.parameters(), *classes.parameters()]
     for number in range(STEPS):
         updates.begin(number, 1.0)
+        local.zero_grad()
         losses = decoder.losses(local(embedding(IDS)), targets)
         losses.sum().backward()
-        torch.futures.wait_all(updates.finish())
+        torch.futures.wait_all(updates.apply(None, number, 1.0))
         optimizer = SGD(weights, lr=0.5)
         optimizer.zero_grad()
         expected = F.cross_entropy(classes(reference.local(reference.table[IDS])), targets, reduction="none")
@@ -134,8 +135,10 @@ def test_the_local_optimizers_state_is_restored() -> None:
 def test_the_tutorials_protocol_equals_one_optimizer() -> None:
     shards, local = shards_of(), linear()
     reference = Reference(shards)
+    (table,) = shards.modules("table")
     with warnings.catch_warnings(record=True):  # Some versions of torch warn of TorchScript, whatever the filters.
-        protocol = TutorialProtocol([*shards.parameters(), *parameter_references(local)], CHOICE, in_step=True)
+        weights = [one for module in (table.local_value(), local) for one in parameter_references(module)]
+        protocol = TutorialProtocol(weights, CHOICE, in_step=True)
     (shard,) = shards.of("table")
     for number in range(STEPS):
         with dist_autograd.context() as context_id:

@@ -70,7 +70,7 @@ def run_episode(agent: Agent) -> Episode:
         assert isinstance(request, RunEpisode)
         request.run()
 
-    remote.mailbox.serve(run)
+    remote.mailbox.answer_one(run)
     reply.wait()
     return agent.episode(0)
 

@@ -35,7 +35,6 @@ from rolecall.kit.parameter_server.remote import (
     ShardedEmbedding,
     ShardReference,
     Shards,
-    look_up,
     make_shards,
     share_shards,
 )
@@ -71,7 +70,6 @@ __all__ = [
     "fill_standard_normal",
     "initial_rows",
     "logit_columns",
-    "look_up",
     "make_local",
     "make_shards",
     "parameter_references",

@@ -44,6 +44,7 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         self.shards = shards
         self.rank, self.world = context.role_rank, context.count(context.role)
         self._protocol = protocol
+        self._needs_context = protocol.needs_context and not uses_stale_rows
         self._local = local or nn.Module()
         self._uses_stale_rows = uses_stale_rows
         self._applied: Sequence[Future[None]] = ()
@@ -78,9 +79,10 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         too.
         """
         timeline = self.context.timeline
+        self._protocol.begin(self.position.step, self.rate_factor)
         with ExitStack() as stack:
             # Servers may use a context only until it ends here, which is before overlapping updates do.
-            context_id = None if self._uses_stale_rows else stack.enter_context(dist_autograd.context())
+            context_id = stack.enter_context(dist_autograd.context()) if self._needs_context else None
             if all(one.done() for one in self._applied):
                 self.look_ahead()
             with timeline.span("forward"):

@@ -23,6 +23,12 @@ from rolecall.kit.parameter_server.shard import Shard
 class UpdateProtocol(Protocol):
     """Applies the gradients of a step."""
 
+    needs_context = True
+    """True if the backward pass needs a distributed autograd context."""
+
+    def begin(self, step: int, rate_factor: float) -> None:
+        """Called before the forward pass of each step; does nothing by default."""
+
     @abstractmethod
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Update the weights. Rows may be looked up again when the returned futures are complete.
@@ -97,19 +103,18 @@ class OverlappedUpdates(ServerOptimizers):
     in `grad`, not in a distributed autograd context.
     """
 
+    needs_context = False
+
     def __init__(
         self, early: Shards, late: Shards, rank: int, local: Optimizer, *, max_norm: float | None = None
     ) -> None:
         super().__init__(late, rank, local, max_norm=max_norm)
         self._all_shards = (early, late)
-        self._optimizer = local
         self._step, self._rate_factor = 0, 1.0
 
     def begin(self, step: int, rate_factor: float) -> None:
-        """Begin a step, before its forward pass."""
         self._step, self._rate_factor = step, rate_factor
         self._sent.clear()
-        self._optimizer.zero_grad()
 
     def send(self, shard: ShardReference, gradients: torch.Tensor) -> None:
         """Send this trainer's gradients of a shard in `early`; called once for each in the backward pass."""
@@ -117,11 +122,6 @@ class OverlappedUpdates(ServerOptimizers):
             self._sent.append(shard.join(Shard.apply, gradients, self._step, self._rank, self._rate_factor))
         else:
             self._sent.append(shard.join(Shard.gather, gradients, self._step, self._rank))
-
-    def finish(self) -> list[Future[None]]:
-        """Update all weights, after the backward pass. The next step may begin when the returned futures are
-        complete."""
-        return self.apply(None, self._step, self._rate_factor)
 
 
 class TutorialProtocol(UpdateProtocol):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
@@ -157,9 +156,6 @@ class Shards:
         """Returns when all shards exist with their initial values; raises the error of a constructor."""
         self._call_all(Shard.device_type)
 
-    def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
-        return [reference for found in self._call_all(Shard.parameters) for reference in found]
-
     def modules(self, name: str) -> list[rpc.RRef[Any]]:
         """References to the shards' modules of one module, in order."""
         return torch.futures.wait_all([shard.call(Shard.module) for shard in self.of(name)])
@@ -209,7 +205,7 @@ def share_shards(context: WorkerContext[Any], modules: Sequence[ShardedModule], 
     The first trainer creates the shards and sends the references to the others.
     """
     if context.role_rank > 0:
-        return _shared.serve(lambda shards: shards)
+        return _shared.answer_one(lambda shards: shards)
     shards = make_shards(modules, context.count(context.role), synchronous=synchronous)
     others = [worker_name(context.role, rank) for rank in range(1, context.count(context.role))]
     torch.futures.wait_all([call(name, _receive, shards) for name in others])
@@ -244,21 +240,3 @@ class ShardedEmbedding(nn.Module):
     def request(self, wanted: DistinctRows) -> RequestedRows:
         """Begin the look-up of ids that are prepared."""
         return request_rows(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(self._transfer_device)))
-
-
-def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:
-    """The vectors [..., dim] of `ids[inverse]` in a table of `count` shards, on the device of the shards' replies.
-
-    `request(shard, rows)` returns the vectors of local row numbers, a row for each of the ids [n] in the shard. It is
-    also called for a shard without any of them, so that its optimizer counts the step.
-    """
-    owners = ids % count
-    by_owner = torch.argsort(owners, stable=True)
-    sizes = torch.bincount(owners, minlength=count).tolist()
-    local_rows = (ids[by_owner] // count).split(sizes)
-    replies = [request(shard, rows) for shard, rows in enumerate(local_rows)]
-    with span("look-up", "communication"):
-        vectors = torch.cat([reply.wait() for reply in replies])
-    position = torch.empty_like(by_owner)
-    position[by_owner] = torch.arange(len(by_owner))
-    return F.embedding(position[inverse].to(vectors.device), vectors)

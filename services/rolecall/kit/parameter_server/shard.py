@@ -135,10 +135,6 @@ class Shard:
                 scale_gradients(self._module.parameters(), scale)
                 self._step(rate_factor)
 
-    def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
-        """References to the weights, for torch's DistributedOptimizer."""
-        return [rpc.RRef(parameter) for parameter in self._module.parameters()]
-
     def module(self) -> rpc.RRef[nn.Module]:
         """A reference to the module itself, as `rpc.remote` returns it in the PyTorch tutorials."""
         return rpc.RRef(self._module)

@@ -27,7 +27,6 @@ class Fit:
     """Fits the columns to chunks of training rows."""
 
     def __init__(self, data: Data, seed: int) -> None:
-        self._data = data
         self._key = seed
         self._dictionaries = [_Dictionary(column) for column in data.categorical]
         self._numeric = [

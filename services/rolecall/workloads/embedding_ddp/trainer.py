@@ -17,15 +17,15 @@ _train_requests: Mailbox[Table, dict[str, float] | None] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the input, report the table size to the driver (first trainer), then serve its training request."""
+    """Read the input, report the table size to the driver (first trainer), then answer its training request."""
     dataset = open_dataset(context.params, context.cache)
     encoded = dataset.table
     if encoded.bad_rows and context.role_rank == 0:
         context.report.event(f"{encoded.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
     require_same_in_group(encoded.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
-        _table_size_requests.serve(lambda _: encoded.columns.num_ids)
-    if _train_requests.serve(lambda table: Training(context, dataset, table).run()) is None:
+        _table_size_requests.answer_one(lambda _: encoded.columns.num_ids)
+    if _train_requests.answer_one(lambda table: Training(context, dataset, table).run()) is None:
         raise Stopped("stopped between two steps, as requested")
 
 

@@ -34,7 +34,7 @@ def run(context: WorkerContext[Params]) -> None:
     observer = _Observer(context)
     try:
         while True:
-            remote.mailbox.serve(observer.execute)
+            remote.mailbox.answer_one(observer.execute)
     except ShutDown:
         if remote.job_stopped.is_set():
             raise Stopped("stopped with the agent, as requested") from None

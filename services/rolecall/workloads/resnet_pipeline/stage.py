@@ -45,7 +45,7 @@ def run(context: WorkerContext[Params]) -> None:
     stage = PipelineStage(context)
     with call_limit(context.params.rpc.timeout_s):
         while stage.shutdown_reason is None:
-            _requests.serve(lambda request: request[0](stage, *request[1]))
+            _requests.answer_one(lambda request: request[0](stage, *request[1]))
     if stage.shutdown_reason == "stopped":
         raise Stopped("stopped between two steps, as requested")
 

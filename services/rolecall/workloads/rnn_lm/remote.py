@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
@@ -19,7 +20,6 @@ from rolecall.kit.parameter_server import (
     ShardSpec,
     Uniform,
     logit_columns,
-    look_up,
     parameter_references,
     token_losses,
 )
@@ -168,13 +168,18 @@ class RNNModel(nn.Module):
 
         Every table is called, even with no rows, so that each has a gradient in every step.
         """
-        seeds = self._dropout_seeds(len(self.emb_table_rrefs))
-
-        def request(shard: int, rows: Tensor) -> Future[Tensor]:
-            return remote_method_async(EmbeddingTable.forward, self.emb_table_rrefs[shard], rows, seeds[shard])
-
-        every = torch.arange(tokens.numel()).view_as(tokens)
-        return look_up(tokens.flatten().cpu(), every, len(seeds), request).to(self.device)
+        ids, tables = tokens.flatten().cpu(), self.emb_table_rrefs
+        owners = ids % len(tables)
+        by_owner = torch.argsort(owners, stable=True)
+        sizes = [int(size) for size in torch.bincount(owners, minlength=len(tables))]
+        local_rows = torch.split(ids[by_owner] // len(tables), sizes)
+        requests = zip(tables, local_rows, self._dropout_seeds(len(tables)), strict=True)
+        replies = [remote_method_async(EmbeddingTable.forward, *request) for request in requests]
+        with span("look-up", "communication"):
+            vectors = torch.cat([reply.wait() for reply in replies])
+        position = torch.empty_like(by_owner)
+        position[by_owner] = torch.arange(len(by_owner))
+        return F.embedding(position.view_as(tokens), vectors).to(self.device)
 
     def decode(self, output: Tensor) -> Tensor:
         """The logits [t, b, vocabulary] of hidden states [t, b, h]. All decoders use the same dropout mask."""

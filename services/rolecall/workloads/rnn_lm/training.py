@@ -33,11 +33,11 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        self._updates = make_updates(context, shards, recurrent)
-        self._model = make_model(context, shards, DistributedDataParallel(recurrent), self._updates)
+        updates = make_updates(context, shards, recurrent)
+        self._model = make_model(context, shards, DistributedDataParallel(recurrent), updates)
         # Shares all weights; without DDP, which would synchronize buffers.
-        self._evaluated = make_model(context, shards, recurrent, self._updates)
-        super().__init__(context, shards, make_protocol(params, self._model, self._updates), recurrent)
+        self._evaluated = make_model(context, shards, recurrent, updates)
+        super().__init__(context, shards, make_protocol(params, self._model, updates), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
@@ -54,24 +54,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     def samples(self, batch: Segment) -> int:
         return batch.global_tokens
-
-    def train_step(self, batch: Segment) -> Tensor | None:
-        """As of every `ShardedTrainingLoop`; the built-in form needs no distributed autograd."""
-        if self._updates is None:
-            return super().train_step(batch)
-        self._updates.begin(self.position.step, self.rate_factor)
-        span = self.context.timeline.span
-        with span("forward"):
-            losses = self.losses(batch)
-        with span("backward"):
-            (losses.sum() * (self.world / self.samples(batch))).backward()
-        with span("apply", "communication"):
-            applied = self._updates.finish()
-        with span("data", "data"):
-            self.prepare_next()
-        with span("wait", "wait"):
-            torch.futures.wait_all(applied)
-        return losses.detach().mean()
 
     def losses(self, batch: Segment) -> Tensor:
         """The loss [t · b] of each token. Truncated BPTT: gradients end at the start of the segment."""
