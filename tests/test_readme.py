@@ -21,6 +21,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 SHORT: dict[str, dict[str, Any]] = {
     "embedding-ddp": {"epochs": 1, "max_steps": 20},
     "rnn-lm": {"embedding_dim": 8, "hidden_dim": 8, "epochs": 1, "max_steps": 4},
+    "transformer-pipeline": {"dim": 8, "heads": 1, "max_steps": 4},
 }
 """Parameters that make the examples short. `test_demo.py` and `tests/cluster` run them in full."""
 
@@ -52,6 +53,7 @@ def test_every_block_is_executed() -> None:
         "make demo",
         ".venv/bin/rolecall local --stages 2 --observers 2",
         "source .venv/bin/activate",
+        "rolecall submit examples/transformer-pipeline.json",
         "docker compose up --detach --wait",
         "k8s/quickstart --registry registry.example.com/team",
     ]
@@ -96,7 +98,7 @@ def test_the_commands_of_the_quick_start(cluster: Cluster, tmp_path: Path, rows:
     shell = new_shell(cluster, tmp_path)
     first, *commands = block("source .venv")
     ended: list[str] = []
-    for command in commands[: commands.index("rolecall pause ID")]:
+    for command in commands:
         known = ended or [""]
         done = shell(f"{first}\n{named(command, known)}")
         assert done.stdout, command
@@ -105,17 +107,21 @@ def test_the_commands_of_the_quick_start(cluster: Cluster, tmp_path: Path, rows:
     assert cluster.job(ended[0])["state"] == "succeeded"
     assert (tmp_path / "model.zip").stat().st_size > 1000
 
+    submit, *followed, stacks, pause, resume, cancel, retry, delete = block("rolecall submit")
+    shell(f"{first}\n{submit}")
+    ended = [newest_job(cluster)]
+    cluster.wait_for(ended[0], "succeeded")
+    for command in followed:  # Of a job that runs, they would end only with it.
+        assert shell(f"{first}\n{named(command, ended)}").stdout, command
+
     job = cluster.submit(long_job(rows))
     cluster.until(job, past_step(5))
-    states = {"pause": "paused", "resume": "running", "cancel": "cancelled", "retry": "running"}
-    for action, state in states.items():
-        commands.remove(f"rolecall {action} ID")
-        shell(f"{first}\n{named(f'rolecall {action} ID', [job])}")
+    assert "trainer-1" in shell(f"{first}\n{named(stacks, [job])}").stdout
+    for command, state in {pause: "paused", resume: "running", cancel: "cancelled", retry: "running"}.items():
+        shell(f"{first}\n{named(command, [job])}")
         cluster.until(job, lambda document, state=state: document["state"] == state)
-    rest = commands[commands.index("rolecall delete ID --yes") :]
-    for command in rest:
-        shell(f"{first}\n{named(command, ended)}")
-    assert cluster.client.get(f"/jobs/{ended[0]}").status_code == 404
+    shell(f"{first}\n{named(delete, [job])}")
+    assert cluster.client.get(f"/jobs/{job}").status_code == 404
     cluster.client.delete("/tokens/alice").raise_for_status()
 
 

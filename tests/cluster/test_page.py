@@ -147,8 +147,11 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_accessibility(page)
 
     visit(page, f"{cluster.url}/ui/jobs/{job}")
+    log_note = page.locator(".log [role=status]")
+    expect(log_note).to_contain_text("The job has ended: cancelled")
     page.get_by_role("button", name="Retry").click()
     expect(state).to_have_text("running")
+    expect(log_note).not_to_contain_text("has ended")
     page.get_by_role("button", name="Cancel").click()
     expect(state).to_have_text("cancelled")
     page.get_by_role("button", name="Delete").click()

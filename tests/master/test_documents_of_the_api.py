@@ -142,3 +142,17 @@ async def test_each_part_is_served_to_its_readers(client: Client) -> None:
     nodes = await client.call(NODE_TOKEN, "GET", "/internal/openapi.json")
     assert "/internal/nodes" in nodes.json()["paths"]
     assert not (await client.user("GET", "/internal/openapi.json")).is_success
+
+
+def test_the_query_parameters_in_the_readme_exist(document: dict[str, Any]) -> None:
+    known = {
+        (method.upper(), re.sub("{.*?}", "{}", path)): {one["name"] for one in operation.get("parameters", ())}
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    rows = re.findall(r"^\| (`[A-Z]+ /.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    for calls, description in rows:
+        named = {(method, re.sub("{.*?}", "{}", path)) for method, path in re.findall(r"`([A-Z]+) (/[^`]*)`", calls)}
+        valid = set[str]().union(*(known[call] for call in named & known.keys()))
+        assert set(re.findall(r"\?(\w+)=", description)) <= valid, calls
+    assert sum("?" in description for _, description in rows) > 5

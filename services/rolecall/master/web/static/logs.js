@@ -31,6 +31,7 @@ function startLog(box) {
   let source = null;
   let retry = 0;
   let typing = 0;
+  let endedWith = 0; // The newest attempt when the stream ended.
 
   const scroll = () => { if (stay.checked) view.scrollTop = view.scrollHeight; };
 
@@ -82,6 +83,7 @@ function startLog(box) {
     box.querySelector("a").href = `/jobs/${job}/logs?${query}`;
     query.set("tail", TAIL);
     query.set("follow", "true");
+    endedWith = Infinity;
     source = new EventSource(`/jobs/${job}/logs?${query}`);
     let continues = false;
     source.addEventListener("open", () => {
@@ -96,6 +98,7 @@ function startLog(box) {
     });
     source.addEventListener("end", (event) => {
       source.close();
+      endedWith = newestAttempt();
       const what = attempt.value ? `Attempt ${attempt.value} has ended` : `The job has ended: ${event.data}`;
       status.textContent = `${what}. ${found()}`;
     });
@@ -123,9 +126,13 @@ function startLog(box) {
     status.textContent = `The log can't be read: ${problem.detail}`;
   }
 
-  // Offers the attempts that have begun. The part of the page that is reloaded says how many there are.
+  // The part of the page that is reloaded has its number.
+  const newestAttempt = () => Number(document.querySelector("[data-attempt]")?.dataset.attempt || 0);
+
+  // Offers the attempts that have begun, and continues the log of a job that was retried.
   function offerAttempts() {
-    const newest = Number(document.querySelector("[data-attempt]")?.dataset.attempt || 0);
+    const newest = newestAttempt();
+    if (newest > endedWith && !attempt.value) connect();
     for (let one = attempt.options.length; one <= newest; one++) attempt.append(new Option(one, one));
     attempt.parentElement.hidden = newest < 2;
   }
