@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.cluster.jobs import long_job, past_step
-from tests.conftest import Cluster
+from tests.conftest import Cluster, running_cluster
 
 from rolecall.spec.role import Role
 
@@ -24,6 +25,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "transformer-pipeline": {"dim": 8, "heads": 1, "max_steps": 4},
 }
 """Parameters that make the examples short. `test_demo.py` and `tests/cluster` run them in full."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a slot for each stage of the examples, as that of the quick start."""
+    with running_cluster(tmp_path_factory.mktemp("cluster"), "--stages", "2") as started:
+        yield started
 
 
 def block(beginning: str) -> list[str]:
