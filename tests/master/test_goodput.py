@@ -82,6 +82,14 @@ def test_the_time_after_the_last_step_has_a_cause_of_its_own() -> None:
         assert sum(found.values()) + spent.steps == 100
 
 
+def test_the_first_step_is_not_lost() -> None:
+    """It takes 4 of the 5 s in which the job starts."""
+    whole = attempt(1, queued=0, started=10, first_step=15, ended=21)
+    found = lost([whole], TimeSpent(steps=9.0), JobState.SUCCEEDED, created_at=START, until=at(21))
+    assert (found[Loss.QUEUE], found[Loss.START], found[Loss.OTHER]) == (10, 2, 0)
+    assert sum(found.values()) + 9.0 == 21
+
+
 async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = [attempt(1, queued=0, started=10, first_step=15, ended=100)]
 

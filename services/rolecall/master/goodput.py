@@ -82,18 +82,20 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
     """The goodput of a job whose `current` attempt runs at `until`, or ended then.
 
     The worker's clock measures `spent`; the other times are the master's, so that small differences count as nothing.
+    The share and the losses add up to the whole time. The first step is in `spent`, although the start lasts until the
+    step's end, when the master learns of it: what is counted twice is no loss.
     """
     whole = past.then(current, created_at, until)
-    run = whole.run - past.run
+    rest = whole.run - past.run - (spent.total - spent.resumed)
     lost = {
         Loss.QUEUE: whole.queue,
         Loss.PAUSED: whole.paused,
-        Loss.START: whole.start,
+        Loss.START: max(0.0, whole.start + min(0.0, rest)),
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
         Loss.FINISH: spent.finish,
         Loss.REPEATED: max(0.0, past.run - spent.resumed),
-        Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
+        Loss.OTHER: max(0.0, rest),
     }
     return Goodput(useful_share(spent, created_at=created_at, until=until), lost)
 
