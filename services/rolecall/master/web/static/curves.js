@@ -264,6 +264,7 @@ function startCurves(box) {
     ]);
     const [min, max] = zoom || whole;
     const visible = tables.flatMap(([steps, values_]) => values_.filter((value, n) => value > 0 && steps[n] >= min && steps[n] <= max));
+    if (log.checked && !visible.length) chart.about.textContent += " The log scale shows nothing, because no value here is above 0.";
     const isMarked = curves.every(({ points }) => points.length < MOST_MARKERS);
     const text = getComputedStyle(document.body).color;
     const grid = { stroke: "rgb(128 128 128 / 25%)" };
