@@ -1,11 +1,20 @@
 """Problems of fields with several forms; `test_api.py` has the others, as users get them."""
 
 from copy import deepcopy
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
-from pydantic import Field, TypeAdapter, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
+from rolecall.kit.params import to_object
 from rolecall.master.catalogue import load, schema_of
 from rolecall.master.field_errors import explain
 from rolecall.spec.api import PruneRequest
@@ -43,6 +52,49 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
         "given": '"tets"',
         "legal": "rows, skip, test, train",
     }
+
+
+class _Adam(Params):
+    name: Literal["adam"]
+    lr: float = 0.1
+
+
+class _Sgd(Params):
+    name: Literal["sgd"]
+    lr: float = 0.1
+    momentum: float = 0.0
+
+
+_Selected = Annotated[_Adam | _Sgd, Field(discriminator="name")]
+
+
+class _Optimized(Params):
+    own: _Selected | None = None
+    short: Annotated[
+        _Selected,
+        BeforeValidator(to_object("name"), json_schema_input_type=Literal["adam", "sgd"] | _Adam | _Sgd),
+    ] = _Adam(name="adam")
+
+
+@pytest.mark.parametrize("field", ["own", "short"])
+def test_an_unknown_field_of_a_selected_form_names_only_those_of_this_form(field: str) -> None:
+    given = {field: {"name": "adam", "momentum": 0.9}}
+    with pytest.raises(ValidationError) as caught:
+        _Optimized.model_validate(given)
+    (field_error,) = explain(caught.value.errors(), _Optimized.model_json_schema(), ("params",), given)
+    assert field_error == {
+        "field": f"params.{field}.momentum",
+        "message": "there is no field 'momentum'",
+        "given": '"momentum"',
+        "legal": "lr, name",
+    }
+
+
+def test_a_field_of_another_form_is_not_suggested_for_itself() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Job.model_validate({"data": {"train": "a", "rows": 1}})
+    errors = explain(caught.value.errors(), _Job.model_json_schema(), ("params",))
+    assert "there is no field 'train'" in [error["message"] for error in errors]
 
 
 class _Range(Params):
