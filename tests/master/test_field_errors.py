@@ -200,6 +200,12 @@ def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
         ("transformer-pipeline", {"text": {"train": "x"}, "cuts": ["layers.9"]}, "params.cuts", '["layers.9"]'),
         ("transformer-pipeline", {"text": {"train": "x"}, "dim": 30}, "params.heads", "null"),
         (
+            "transformer-pipeline",
+            {"text": {"train": "x"}, "schedule": {"rows": ["0F0,0B0", "1F0,1B0"]}, "micro_batches": 4},
+            "params.micro_batches",
+            "4",
+        ),
+        (
             "embedding-ddp",
             {"data": {"synthetic": {"min_batch": 9}}, "batch_size": 8},
             "params.data.synthetic.min_batch",
