@@ -126,7 +126,7 @@ class _Range(Params):
         ({"low": 1, "high": []}, "it must be an integer"),
         ({"low": 1, "high": 2, "names": []}, "it must have at least 1 item, not 0"),
         ({"low": 1, "high": 2, "names": 3}, "it must be a list"),
-        ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters"),
+        ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters, not 3"),
         ({"low": 1, "high": 2, "names": ["??"]}, "'??' is not a valid name, unable to parse it"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
     schema = JobUpdate.model_json_schema()
     wrong, long = explain(caught.value.errors(), schema)
     assert wrong["message"] == "'!' is not a valid value"
-    assert long["message"] == "it must have at most 63 characters"
+    assert long["message"] == "it must have at most 63 characters, not 64"
     assert wrong["legal"] == long["legal"]
     assert wrong["legal"].startswith("nothing, or up to 63 letters")
     adapter = TypeAdapter(Annotated[str, Field(pattern="^a+$")])
@@ -338,7 +338,8 @@ _LABEL = "a string of at most 1,024 characters or an object with column, positiv
 UNIONS += [
     # A single value is not the first item of a list, and what stands for an object has no fields.
     ("rnn-lm", _set("text.validation", True), [("text.validation", "it must be a number, a string or a list", _SPLIT)]),
-    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character, not 0", _SPLIT)]),
+    ("reinforce", _set("environment", ""), [("environment", "at least 1 character, not 0", "1 to 1,024 characters")]),
     ("rnn-lm", _set("text.validation", 1.5), [("text.validation", "it must be less than 1", _SPLIT)]),
     ("rnn-lm", _set("text.validation", []), [("text.validation", "it must have at least 1 item, not 0", _SPLIT)]),
     ("rnn-lm", _set("text.validation", ["a", 5]), [("text.validation.1", "it must be a string", "")]),

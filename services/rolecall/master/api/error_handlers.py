@@ -242,7 +242,8 @@ def _parameter_schema(field: Any) -> Mapping[str, Any]:
 def _parameter_error(error: dict[str, Any], own: Mapping[str, Mapping[str, Any]]) -> FieldError:
     _, name, *path = error["loc"]
     (one,) = explain([error | {"loc": tuple(path)}], own.get(str(name), {}), (str(name),))
-    return one
+    # A parameter that can be repeated is a list, but its values have no index in the request.
+    return one | {"field": str(name)}
 
 
 def _sentence(request: Request, error: HTTPException) -> str:
