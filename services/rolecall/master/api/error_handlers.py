@@ -36,6 +36,7 @@ from rolecall.spec.errors import (
     RolecallError,
     StaleAttempt,
     StorageLimitReached,
+    about_field,
 )
 from rolecall.spec.json_schema import not_null
 from rolecall.spec.redaction import redact_text
@@ -192,7 +193,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
     errors = _field_errors(request, found, error.body)
-    detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
+    detail = "; ".join(about_field(one["field"], one["message"]) for one in errors)
     return problem_response(422, detail, request, errors)
 
 
