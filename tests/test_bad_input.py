@@ -80,9 +80,11 @@ def test_the_master_waits_for_an_unavailable_database(tmp_path: Path) -> None:
         assert "a-secret" not in master.text
 
 
-def test_an_invalid_database_url_is_a_one_line_error(tmp_path: Path) -> None:
-    line = refused(os.EX_CONFIG, "master", env=environment(tmp_path, ROLECALL_DATABASE_URL="my database"))
-    assert line == "rolecall: ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name"
+@pytest.mark.parametrize("url", ["my database", "mysql://me:a-secret@host/name", "postgresql+asyncpg://host/name"])
+def test_an_invalid_database_url_is_a_one_line_error(tmp_path: Path, url: str) -> None:
+    line = refused(os.EX_CONFIG, "master", env=environment(tmp_path, ROLECALL_DATABASE_URL=url))
+    why = "ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name"
+    assert line == f"rolecall: {why} (valid schemes: postgresql, sqlite)"
 
 
 def test_an_invalid_name_is_a_one_line_error(tmp_path: Path) -> None:

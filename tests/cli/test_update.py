@@ -52,7 +52,7 @@ async def test_a_change_that_is_not_legal_is_refused_with_the_fields_name(master
     job = (await master.submit(roles=ONE_TRAINER))["id"]
     done = await run_at(master, "update", job, "--name", "x" * 121)
     assert done.code == 5
-    assert "name: it must have at most 120 characters" in done.err
+    assert "name: it must have at most 120 characters, not " in done.err
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
         "an integer or an object",
         "an integer from 0 to 1,000,000 or an object",
     ),
+    ({"roles": {"trainer": 100_000}}, "roles.trainer", "can't run with 100,000 trainer workers", "1 to 256"),
     ({"roles": {"trainer": {"cuont": 2}}}, "roles.trainer.cuont", "did you mean 'count'", "count, gpus, threads"),
     ({"roles": {"trainer": {"count": 257}}}, "roles.trainer", "can't run with 257", "1 to 256"),
     ({"roles": {"trainer": {"gpus": "1"}}}, "roles.trainer.gpus", "an integer", "an integer from 0 to 1"),

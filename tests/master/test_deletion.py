@@ -18,6 +18,7 @@ from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.state import StopMode, WorkerState
 
 from .harness import on_master
+from .test_api import check_problem
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 ONE_MARK = 16
@@ -145,6 +146,9 @@ async def test_prune_lists_and_deletes_what_ended_before(client: Client) -> None
     assert shown["size"] == len(b"hello\n") + len(b"weights at 5") + len(b"model") + ONE_MARK
     nothing = await client.user("POST", "/jobs/prune", json=body | {"state": "failed"})
     assert nothing.json() == {"jobs": [], "size": 0}
+    not_ended = await client.user("POST", "/jobs/prune", json=body | {"state": "running"})
+    (error,) = check_problem(not_ended, 422)["errors"]
+    assert (error["field"], error["legal"]) == ("state", "succeeded, failed, cancelled or null")
     assert (await client.job(job))["state"] == "succeeded"
     assert (await client.user("POST", "/jobs/prune", json=body | {"dry_run": False})).json()["size"] > 0
     assert (await client.user("GET", f"/jobs/{job}")).status_code == 404

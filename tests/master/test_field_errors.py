@@ -1,11 +1,20 @@
 """Problems of fields with several forms; `test_api.py` has the others, as users get them."""
 
 from copy import deepcopy
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
-from pydantic import Field, TypeAdapter, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
+from rolecall.kit.params import to_object
 from rolecall.master.catalogue import load, schema_of
 from rolecall.master.field_errors import explain
 from rolecall.spec.api import PruneRequest
@@ -45,6 +54,49 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
     }
 
 
+class _Adam(Params):
+    name: Literal["adam"]
+    lr: float = 0.1
+
+
+class _Sgd(Params):
+    name: Literal["sgd"]
+    lr: float = 0.1
+    momentum: float = 0.0
+
+
+_Selected = Annotated[_Adam | _Sgd, Field(discriminator="name")]
+
+
+class _Optimized(Params):
+    own: _Selected | None = None
+    short: Annotated[
+        _Selected,
+        BeforeValidator(to_object("name"), json_schema_input_type=Literal["adam", "sgd"] | _Adam | _Sgd),
+    ] = _Adam(name="adam")
+
+
+@pytest.mark.parametrize("field", ["own", "short"])
+def test_an_unknown_field_of_a_selected_form_names_only_those_of_this_form(field: str) -> None:
+    given = {field: {"name": "adam", "momentum": 0.9}}
+    with pytest.raises(ValidationError) as caught:
+        _Optimized.model_validate(given)
+    (field_error,) = explain(caught.value.errors(), _Optimized.model_json_schema(), ("params",), given)
+    assert field_error == {
+        "field": f"params.{field}.momentum",
+        "message": "there is no field 'momentum'",
+        "given": '"momentum"',
+        "legal": "lr, name",
+    }
+
+
+def test_a_field_of_another_form_is_not_suggested_for_itself() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Job.model_validate({"data": {"train": "a", "rows": 1}})
+    errors = explain(caught.value.errors(), _Job.model_json_schema(), ("params",))
+    assert "there is no field 'train'" in [error["message"] for error in errors]
+
+
 class _Range(Params):
     low: int
     high: int
@@ -74,7 +126,7 @@ class _Range(Params):
         ({"low": 1, "high": []}, "it must be an integer"),
         ({"low": 1, "high": 2, "names": []}, "it must have at least 1 item, not 0"),
         ({"low": 1, "high": 2, "names": 3}, "it must be a list"),
-        ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters"),
+        ({"low": 1, "high": 2, "names": ["abc"]}, "it must have at most 2 characters, not 3"),
         ({"low": 1, "high": 2, "names": ["??"]}, "'??' is not a valid name, unable to parse it"),
     ],
 )
@@ -101,7 +153,7 @@ def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
     schema = JobUpdate.model_json_schema()
     wrong, long = explain(caught.value.errors(), schema)
     assert wrong["message"] == "'!' is not a valid value"
-    assert long["message"] == "it must have at most 63 characters"
+    assert long["message"] == "it must have at most 63 characters, not 64"
     assert wrong["legal"] == long["legal"]
     assert wrong["legal"].startswith("nothing, or up to 63 letters")
     adapter = TypeAdapter(Annotated[str, Field(pattern="^a+$")])
@@ -147,6 +199,12 @@ def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
     [
         ("transformer-pipeline", {"text": {"train": "x"}, "cuts": ["layers.9"]}, "params.cuts", '["layers.9"]'),
         ("transformer-pipeline", {"text": {"train": "x"}, "dim": 30}, "params.heads", "null"),
+        (
+            "transformer-pipeline",
+            {"text": {"train": "x"}, "schedule": {"rows": ["0F0,0B0", "1F0,1B0"]}, "micro_batches": 4},
+            "params.micro_batches",
+            "4",
+        ),
         (
             "embedding-ddp",
             {"data": {"synthetic": {"min_batch": 9}}, "batch_size": 8},
@@ -280,7 +338,8 @@ _LABEL = "a string of at most 1,024 characters or an object with column, positiv
 UNIONS += [
     # A single value is not the first item of a list, and what stands for an object has no fields.
     ("rnn-lm", _set("text.validation", True), [("text.validation", "it must be a number, a string or a list", _SPLIT)]),
-    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character", _SPLIT)]),
+    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character, not 0", _SPLIT)]),
+    ("reinforce", _set("environment", ""), [("environment", "at least 1 character, not 0", "1 to 1,024 characters")]),
     ("rnn-lm", _set("text.validation", 1.5), [("text.validation", "it must be less than 1", _SPLIT)]),
     ("rnn-lm", _set("text.validation", []), [("text.validation", "it must have at least 1 item, not 0", _SPLIT)]),
     ("rnn-lm", _set("text.validation", ["a", 5]), [("text.validation.1", "it must be a string", "")]),

@@ -104,6 +104,9 @@ def test_tries_end_and_only_the_host_is_shown() -> None:
     assert next_try(MAX_TRIES, NOW) is None
     assert all(next_try(tries, NOW) for tries in range(1, MAX_TRIES))
     assert only_host("https://a.example:8443/T0/secret?token=x") == "https://a.example:8443/***"
+    assert only_host("https://me:secret@a.example") == "https://a.example/***"
+    for other in ("hello", "me:secret@a.example", "secret:a", "https:///secret", "http://["):
+        assert only_host(other) == "***"
 
 
 @contextmanager
@@ -188,6 +191,8 @@ async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_pa
             wrong = await client.user("POST", "/jobs", json={"workload": "toy", "notify": "https://evil.example/x"})
             (error,) = check_problem(wrong, 422)["errors"]
             assert (error["field"], f"localhost:{port}" in error["legal"]) == ("notify", True)
+            no_url = await client.user("POST", "/jobs", json={"workload": "toy", "notify": "hello"})
+            assert check_problem(no_url, 422)["errors"][0]["given"] == '"***"'
             job = (await client.submit(notify=f"http://localhost:{port}/"))["id"]
             await client.user("POST", f"/jobs/{job}/cancel")
             async with asyncio.timeout(15):

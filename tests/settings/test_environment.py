@@ -24,11 +24,24 @@ _SIZE = "it is not a valid value (valid: a number of bytes, or a size such as 10
         ("ROLECALL_PORT", "many", "it must be an integer (valid: an integer from 0 to 65,535)"),
         ("ROLECALL_HEARTBEAT_S", "-1", "it must be greater than 0 (valid: a number > 0 and ≤ 30)"),
         ("ROLECALL_STANDBY", "maybe", "it must be true or false"),
-        ("ROLECALL_LOG_FORMAT", "xml", "it is not a valid value (valid: text, json)"),
-        ("ROLECALL_LOG_LEVEL", "loud", "it is not a valid value (valid: debug, info, warning, error)"),
+        ("ROLECALL_LOG_FORMAT", "xml", "'xml' is not a valid value (valid: text, json)"),
+        (
+            "ROLECALL_LOG_LEVEL",
+            "INFO",
+            "'INFO' is not a valid value; did you mean 'info'? (valid: debug, info, warning, error)",
+        ),
+        (
+            "ROLECALL_LOG_FORMAT",
+            f"\x1b{'x' * 300}",
+            f"'\\x1b{'x' * 98}…' is not a valid value (valid: text, json)",
+        ),
         ("ROLECALL_MAX_JOB_BYTES", "lots", _SIZE),
         ("ROLECALL_MAX_JOB_BYTES", "5 heaps", _SIZE),
-        ("ROLECALL_WEBHOOK_NETWORKS", "x,y", "it must be a network (valid: a network, such as 10.1.0.0/16)"),
+        (
+            "ROLECALL_WEBHOOK_NETWORKS",
+            "10.1.0.0/16,foo",
+            "'foo' must be a network (valid: a network, such as 10.1.0.0/16)",
+        ),
         (
             "OTEL_EXPORTER_OTLP_ENDPOINT",
             "collector",
@@ -57,7 +70,14 @@ def test_a_short_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("role", "said"), [("", "ROLE is not set"), ("worker", "ROLE='worker' is unknown")])
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("", "ROLE is not set"),
+        ("worker", "ROLE='worker' is unknown"),
+        ("traner", r"ROLE='traner' is unknown \(did you mean 'trainer'\?\)"),
+    ],
+)
 def test_roles_are_listed_when_the_role_is_wrong(monkeypatch: pytest.MonkeyPatch, role: str, said: str) -> None:
     monkeypatch.setenv("ROLE", role)
     with pytest.raises(SettingsError, match=f"{said}; set it to one of: master, parameter-server, trainer"):

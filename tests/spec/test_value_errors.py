@@ -30,6 +30,8 @@ def test_no_error_has_the_words_of_the_library(known: dict[str, Any], schema: di
         (Annotated[int, Field(le=2**24)], 2**25, "it must be less than or equal to 2^24"),
         (Annotated[float, Field(gt=0, allow_inf_nan=False)], float("inf"), "it must be finite"),
         (Annotated[list[int], Field(max_length=1)], [1, 2], "it must have at most 1 item, not 2"),
+        (Annotated[str, Field(max_length=2)], "abc", "it must have at most 2 characters, not 3"),
+        (Annotated[str, Field(min_length=1)], "", "it must have at least 1 character, not 0"),
         (Annotated[SecretStr | None, Field(min_length=16)], "x" * 12, "it must have at least 16 characters, not 12"),
         (Annotated[str, Field(pattern="a")], "half of a pair: \ud800", "it must be Unicode text"),
         (int, 1.5, "it must be an integer"),

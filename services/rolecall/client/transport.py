@@ -15,9 +15,10 @@ from rolecall import __version__
 from rolecall.client.connection import Connection
 from rolecall.client.errors import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
 from rolecall.edge.tls import client_options, explain, request_options
-from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError
+from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError, about_field
 
 _M = TypeVar("_M", bound=BaseModel)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ERRORS: dict[int, type[ClientError]] = {
     401: Unauthorized,
@@ -144,7 +145,7 @@ class Transport:
 def _explain(answer: httpx.Response) -> str:
     try:
         problem = answer.json()
-        findings = [f"  {one['field']}: {one['message']}{_facts(one)}" for one in problem.get("errors", [])]
+        findings = [f"  {about_field(one['field'], one['message'])}{_facts(one)}" for one in problem.get("errors", [])]
         return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
     except (ValueError, KeyError, AttributeError):
         return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
@@ -163,8 +164,10 @@ def _facts(problem: Mapping[str, Any]) -> str:
     """The given and the valid values in parentheses; without the given one if there is none or the message has it."""
     given = problem.get("given") or "null"
     named = given.strip('"')
+    message = problem["message"]
+    texts = (message, _THOUSANDS.sub("", message))
     # A message can't name an empty value, but every message contains it.
-    is_named = named.strip() and re.search(rf"(?<!\w){re.escape(named)}(?!\w)", problem["message"])
+    is_named = named.strip() and any(re.search(rf"(?<!\w){re.escape(named)}(?!\w)", text) for text in texts)
     facts = [f"given: {given}"] if given != "null" and not is_named else []
     facts += [f"valid: {problem['legal']}"] if problem.get("legal") else []
     return f" ({'; '.join(facts)})" if facts else ""

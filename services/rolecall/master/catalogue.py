@@ -129,8 +129,9 @@ def check_roles(workload: Workload[Any], asked: Mapping[str, RoleDemand]) -> tup
     }
     for role, count in workload.roles.items():
         if not count.least <= roles[role] <= count.most:
-            bounds = f"{count.least}" if count.least == count.most else f"{count.least} to {count.most}"
-            message = f"{workload.name} can't run with {roles[role]} {role} workers"
+            least, most = f"{count.least:,}", f"{count.most:,}"
+            bounds = least if least == most else f"{least} to {most}"
+            message = f"{workload.name} can't run with {roles[role]:,} {role} worker{'s' * (roles[role] != 1)}"
             field_errors.append(field_error(f"roles.{role}", message, roles[role], bounds))
     if not field_errors and not any(roles.values()):
         field_errors.append(field_error("roles", "the job has no workers", roles, "at least one worker"))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rolecall.spec.json_schema import legal, members, resolved
+from rolecall.spec.json_schema import legal, members, resolved, selector
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.similar import most_similar
 from rolecall.spec.value_errors import WRONG_KIND, is_of_kind, worded
@@ -61,7 +61,8 @@ def unknown(field: str, kind: str, given: str, names: Iterable[str], advice: str
 
 def _hint(given: str, legal: Collection[str]) -> str:
     near = most_similar(given, legal) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else None
-    return f"; did you mean '{near}'?" if near else ""
+    # In a union without a field that selects, a name of another alternative is wrong too.
+    return f"; did you mean '{near}'?" if near and near != given else ""
 
 
 def explain(
@@ -237,10 +238,8 @@ def locate(root: Schema, loc: Iterable[str | int], value: Any = _UNKNOWN) -> Err
     here: Schema = resolved(root, root)
     path, alternatives = list[str | int](), list[tuple[int, str | int]]()
     for part in loc:
-        # The values of the field that selects an alternative of a union, each with its schema.
-        tags = cast(Mapping[str, Mapping[str, str]], here.get("discriminator", {})).get("mapping", {})
-        if part in tags:
-            here = resolved(root, {"$ref": tags[str(part)]})
+        if (selected := _selected(root, here, part)) is not None:
+            here = selected
             continue
         inner = _child(root, here, part)
         if inner is None and ("anyOf" in here or "oneOf" in here):
@@ -255,6 +254,23 @@ def locate(root: Schema, loc: Iterable[str | int], value: Any = _UNKNOWN) -> Err
             path.append(part)
             value = _entry(value, part)
     return ErrorPlace(tuple(path), here, value, tuple(alternatives))
+
+
+def _selected(root: Schema, schema: Schema, part: str | int) -> Schema | None:
+    """The alternative of a union that `part` selects as the value of a field; None if there is none.
+
+    The union can itself be an alternative, next to null. If a validator makes objects of names, the schema of its input
+    lists the names and the alternatives, without the field that selects.
+    """
+    if "anyOf" not in schema and "oneOf" not in schema:
+        return None
+    for choice in _choices(root, schema):
+        tags = cast(Mapping[str | int, str], choice.get("discriminator", {}).get("mapping", {}))
+        if part in tags:
+            return resolved(root, {"$ref": tags[part]})
+        if (name := selector(choice)) and choice["properties"][name]["const"] == part:
+            return choice
+    return None
 
 
 def _is_scalar(value: Any) -> bool:

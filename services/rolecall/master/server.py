@@ -56,7 +56,7 @@ from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.program import Application, Master, Program
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost, is_full
-from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.store.database import SCHEMES, Database, is_sqlite
 from rolecall.master.tracer import open_sender
 from rolecall.master.web import pages, session
 from rolecall.master.web.api import ApiError
@@ -303,7 +303,8 @@ async def await_database(url: str) -> None:
     try:
         database = Database(url)
     except (ArgumentError, ValueError):  # For example, special characters in a password make the port invalid.
-        raise SettingsError("ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name") from None
+        why = "ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name"
+        raise SettingsError(f"{why} (valid schemes: {', '.join(SCHEMES)})") from None
     reasons = OncePerReason()
     for delay in delays_s(first=0.2, most=_MAX_PAUSE_S, jitter=0):
         try:

@@ -10,11 +10,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from rolecall.settings.secrets import SECRETS
 from rolecall.spec.bounds import RULE
 from rolecall.spec.errors import SettingsError
-from rolecall.spec.json_schema import legal, not_null
+from rolecall.spec.json_schema import legal, members, not_null, resolved
 from rolecall.spec.role import Role
+from rolecall.spec.similar import most_similar
 from rolecall.spec.value_errors import worded
+from rolecall.spec.visible import cut, one_line
 
 _S = TypeVar("_S", bound="SharedSettings")
+_SHOWN_CHARS = 100
 Size = Annotated[ByteSize, Field(json_schema_extra={RULE: "a number of bytes, or a size such as 100GiB"})]
 
 
@@ -58,7 +61,9 @@ def read_role() -> str:
     """The container's `ROLE`, or a `SettingsError` that lists the valid ones."""
     role = os.environ.get("ROLE", "")
     if role not in set(Role):
-        given = f"ROLE={role!r} is unknown" if role else "ROLE is not set"
+        near = most_similar(role[:_SHOWN_CHARS], Role)
+        hint = f" (did you mean '{near}'?)" if near else ""
+        given = f"ROLE={cut(role, _SHOWN_CHARS)!r} is unknown{hint}" if role else "ROLE is not set"
         raise SettingsError(f"{given}; set it to one of: {', '.join(Role)}")
     return role
 
@@ -67,9 +72,16 @@ def _explain(problem: Any, schema: dict[str, Any]) -> str:
     if not problem["loc"]:
         return worded(problem, schema, schema)
     name, *rest = map(str, problem["loc"])
+    field = resolved(schema, schema["properties"].get(name, {}))
     if problem["type"] == "missing":
-        return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
-    field = schema["properties"].get(name, {})
+        remedy = f"; set it, or {name}_FILE" if name in SECRETS else ""
+        return f"{name} is not set" + (f"; set it to one of: {legal(schema, field)}" if members(field) else remedy)
+    is_secret = name in SECRETS or field.get("writeOnly", False)
     field = not_null(field.get("items", field) if rest else field)
     message, valid = worded(problem, schema, field), legal(schema, field)
+    given, choices = problem["input"], members(field)
+    # The value is shown if it is an entry of a list, of which others can be valid, or should be a listed one.
+    if isinstance(given, str) and not is_secret and (rest or choices) and message.startswith("it "):
+        near = most_similar(given[:_SHOWN_CHARS], choices) if choices else None
+        message = f"'{one_line(cut(given, _SHOWN_CHARS))}' {message[3:]}" + f"; did you mean '{near}'?" * bool(near)
     return f"{name}: {message}" + (f" (valid: {valid})" if valid not in message else "")

@@ -8,6 +8,7 @@ from pydantic import Field
 from rolecall.settings.environment import read
 from rolecall.settings.program import ProgramSettings
 from rolecall.settings.secrets import read_secret, secrets_from_files
+from rolecall.settings.worker import read_worker
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 from rolecall.spec.trust import Trust
@@ -71,8 +72,10 @@ class NodeSettings(ProgramSettings):
 
 
 def read_node(**given: Any) -> NodeSettings:
-    """A node's settings; `given` values win over the environment."""
-    return read(NodeSettings, {**secrets_from_files(), **given})
+    """A node's settings; `given` values win over the environment. Also checks the settings of its workers."""
+    settings = read(NodeSettings, {**secrets_from_files(), **given})
+    read_worker()
+    return settings
 
 
 def read_node_token() -> str:

@@ -31,7 +31,7 @@ class PruneRequest(Request):
     """The body of `POST /jobs/prune`."""
 
     ended_before: AwareMoment
-    state: JobState | None = None
+    state: Literal[JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED] | None = None
     """Only jobs that ended in this state; by default all ended jobs."""
     dry_run: bool = False
     """True to only list the jobs."""

@@ -2,6 +2,7 @@
 
 PROBLEM_PREFIX = "urn:rolecall:problem:"
 """The beginning of `type` in each problem document of a master, which no proxy's answer has."""
+_MIN_NAME = 3
 STANDBY = "standby"
 """The rest of `type` in the problem documents of a master that does not lead yet."""
 
@@ -62,13 +63,25 @@ class StorageLimitReached(LimitReached):
     """An upload of a worker is refused because the jobs of its token store far more than the token may store."""
 
 
+def about_field(field: str, message: str) -> str:
+    """A message after the field's full name. If it begins with the field's own name, the full one replaces that."""
+    parts = field.split(".")
+    for depth in range(len(parts)):
+        name = ".".join(parts[depth:])
+        rest = message.removeprefix(name)
+        # A short name can be a word, such as "a".
+        if len(name) >= _MIN_NAME and rest != message and rest.startswith((" ", ": ", ", ")):
+            return field + rest
+    return f"{field}: {message}"
+
+
 class InvalidRequest(RolecallError):
     """A request is invalid; `field_errors` lists every invalid field with the given value and the valid values."""
 
     retryable = False
 
     def __init__(self, field_errors: list["dict[str, str]"]) -> None:
-        super().__init__("; ".join(f"{one['field']}: {one['message']}" for one in field_errors))
+        super().__init__("; ".join(about_field(one["field"], one["message"]) for one in field_errors))
         self.field_errors = field_errors
 
 

@@ -111,8 +111,8 @@ def _values(root: _Schema, form: _Schema) -> str:
     """The values of one form."""
     if RULE in form:
         return form[RULE]
-    if values := members(form):
-        return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+    if members(form):
+        return _listed(form)
     kind = _kind(form)
     match form:
         case {"format": str(name)} if name in _FORMATS:
@@ -124,7 +124,8 @@ def _values(root: _Schema, form: _Schema) -> str:
             details = [f"of {size}" if size else "", f"like {form['pattern']}" if "pattern" in form else ""]
         case {"type": "array"}:
             items = _items(root, form)
-            details = [f"of {_count(form.get('minItems'), form.get('maxItems'), items) or items}"]
+            size = _count(form.get("minItems"), form.get("maxItems"), items) or items
+            details = [f"of {size}", _listed_items(root, form)]
         case _:
             details = [f"with {', '.join(form['properties'])}" if form.get("properties") else ""]
     return " ".join([kind, *filter(None, details)])
@@ -135,6 +136,10 @@ def members(form: _Schema) -> Sequence[Any]:
     return form.get("enum") or ([form["const"]] if "const" in form else ())
 
 
+def _listed(form: _Schema) -> str:
+    return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in members(form))
+
+
 def _either(words: Iterable[str]) -> str:
     """Such as `a, b or c`."""
     *others, last = words
@@ -143,9 +148,19 @@ def _either(words: Iterable[str]) -> str:
 
 def _items(root: _Schema, form: _Schema) -> str:
     """The items of a list in the plural, such as `strings`; `items` if they are of several kinds."""
-    items = [*form.get("prefixItems", ()), form.get("items", {})]
-    found = {PLURALS.get(str(one.get("type")), "items") for item in items if item for one in choices(root, item)}
+    found = {PLURALS.get(str(one.get("type")), "items") for one in _item_forms(root, form)}
     return found.pop() if len(found) == 1 else "items"
+
+
+def _listed_items(root: _Schema, form: _Schema) -> str:
+    """The valid items of a list in parentheses, if there is a list of them."""
+    forms = _item_forms(root, form)
+    return f"({_listed(forms[0])})" if len(forms) == 1 and members(forms[0]) else ""
+
+
+def _item_forms(root: _Schema, form: _Schema) -> list[_Schema]:
+    items = [*form.get("prefixItems", ()), form.get("items", {})]
+    return [one for item in items if item for one in choices(root, item)]
 
 
 def _count(least: int | None, most: int | None, unit: str) -> str:

@@ -54,8 +54,11 @@ def _bounded(error_type: str, error: Mapping[str, Any]) -> str:
     context: Mapping[str, Any] = error.get("ctx", {})
     shown = {name: bound(one) if isinstance(one, int | float) else str(one) for name, one in context.items()}
     length = context.get("min_length", context.get("max_length"))
-    unit = ("character" if isinstance(error.get("input"), str) else "item") + "s" * (length != 1)
-    actual = f", not {shown['actual_length']}" if context.get("actual_length") is not None else ""
+    given = error.get("input")
+    unit = ("character" if isinstance(given, str) else "item") + "s" * (length != 1)
+    # Pydantic counts the items of lists, but not the characters of texts.
+    count = len(given) if isinstance(given, str) and length is not None else context.get("actual_length")
+    actual = f", not {bound(count)}" if count is not None else ""
     return _BOUNDS[error_type].format(**shown, unit=unit) + actual
 
 

@@ -14,13 +14,13 @@ MAX_URL = 2000
 
 
 def only_host(url: str) -> str:
-    """The URL without what can be a secret, such as the paths of many chat services."""
+    """The URL without what can be a secret, such as the paths of many chat services. Other text can be one itself."""
     try:
         parts = urlsplit(url)
         host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
     except ValueError:
         return HIDDEN
-    return f"{parts.scheme}://{host}/{HIDDEN}"
+    return f"{parts.scheme}://{host}/{HIDDEN}" if parts.scheme and host else HIDDEN
 
 
 ShownUrl = Annotated[str, AfterValidator(only_host)]

@@ -31,17 +31,24 @@ def test_rows_determine_the_virtual_stages() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"micro_batches": 4}, "the schedule has 2 micro-batches"),
-        ({"virtual_stages": 2}, "the schedule has 1 virtual stages"),
+        ({"micro_batches": 4}, "micro_batches is 4, but the schedule has 2 micro-batches; set it to 2"),
+        (
+            {"schedule": {"rows": ["0F0,0B0", "1F0,1B0"]}},
+            "micro_batches is 2, but the schedule has 1 micro-batch; set it to 1",
+        ),
+        ({"virtual_stages": 2}, "virtual_stages is 2, but the schedule has 1 virtual stage on each rank; set it to 1"),
         (
             {"schedule": {"rows": ["0F0,0F1,0I0,0W0,0B1", ROWS[1]]}, "activation_checkpointing": True},
-            "splits backward passes",
+            "activation_checkpointing would recompute each layer many times, because the schedule splits",
         ),
     ],
 )
 def test_other_parameters_must_fit(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    """The message begins with the name of the field, so that the master's error is about this field."""
+    with pytest.raises(ValidationError) as caught:
         params(**changes)
+    (error,) = caught.value.errors()
+    assert error["msg"].removeprefix("Value error, ").startswith(message)
 
 
 def test_the_number_of_ranks_must_fit() -> None:

@@ -25,10 +25,13 @@ class Wrapper(workload.Params):
     """Keyword arguments of the wrapper."""
 
 
+EnvironmentId = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
 class Environment(workload.Params):
     """The task: a Gymnasium environment, created in every observer."""
 
-    id: Annotated[str, Field(min_length=1, max_length=1024)]
+    id: EnvironmentId
     """An id in Gymnasium's registry (`CartPole-v1`) or in that of the old Gym (`gym:CartPole-v1`, needs the extra
     `rolecall[gym]`), an id that a module registers (`package.module:Name-v0`), or an `Env` class or function
     (`package.module:Class`). The operator must allow the module, as for builders."""

@@ -121,7 +121,7 @@ class Numeric(workload.Params):
 _Delimiter = Annotated[
     str,
     Field(max_length=1),
-    matching(r"^[\x01-\t\x0b\x0c\x0e-!#-\x7f]$", "one ASCII character, no line break or double quote"),
+    matching(r"^[\x01-\t\x0b\x0c\x0e-!#-\x7f]$", "one ASCII character other than a line break and a double quote"),
 ]
 
 

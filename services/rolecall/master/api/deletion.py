@@ -28,7 +28,7 @@ async def prune_jobs(request: PruneRequest, master: Running, caller: Caller) -> 
     Without the scope `admin`, this applies only to the jobs that the token owns.
     """
     owner = None if Scope.ADMIN in caller.scopes else caller.name
-    states = jobs.ENDED if request.state is None else {request.state} & set(jobs.ENDED)
+    states = jobs.ENDED if request.state is None else (request.state,)
     async with master.database.read() as connection:
         found = await deletion.ended(connection, request.ended_before, states, owner)
     sizes: Counter[str] = Counter()

@@ -36,6 +36,7 @@ from rolecall.spec.errors import (
     RolecallError,
     StaleAttempt,
     StorageLimitReached,
+    about_field,
 )
 from rolecall.spec.json_schema import not_null
 from rolecall.spec.redaction import redact_text
@@ -192,7 +193,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
     errors = _field_errors(request, found, error.body)
-    detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
+    detail = "; ".join(about_field(one["field"], one["message"]) for one in errors)
     return problem_response(422, detail, request, errors)
 
 
@@ -242,7 +243,8 @@ def _parameter_schema(field: Any) -> Mapping[str, Any]:
 def _parameter_error(error: dict[str, Any], own: Mapping[str, Mapping[str, Any]]) -> FieldError:
     _, name, *path = error["loc"]
     (one,) = explain([error | {"loc": tuple(path)}], own.get(str(name), {}), (str(name),))
-    return one
+    # A parameter that can be repeated is a list, but its values have no index in the request.
+    return one | {"field": str(name)}
 
 
 def _sentence(request: Request, error: HTTPException) -> str:

@@ -87,9 +87,8 @@ async def _planned(master: Master, spec: JobSpec, caller: Principal) -> Response
 def _check_webhook(url: str | None, hosts: tuple[str, ...]) -> None:
     """Raise `InvalidJob` for the URL of a webhook that the operator does not allow."""
     if url is not None and (why := url_problem(url, hosts)):
-        raise InvalidJob(
-            [field_error("notify", why, only_host(url), f"an http or https URL of: {', '.join(hosts) or 'no host'}")]
-        )
+        valid = f"an http or https URL of: {', '.join(hosts)}" if hosts else "none; omit it"
+        raise InvalidJob([field_error("notify", why, only_host(url), valid)])
 
 
 async def _target_nodes(master: Master, asked: Sequence[str]) -> list[str]:

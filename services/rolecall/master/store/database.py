@@ -39,6 +39,9 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _READERS, _USERS_READERS = 15, 10
 _WRITERS, _USERS_WRITERS = 10, 6
 _VANISHED_MS = 12_000
+_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}
+SCHEMES = tuple(_DRIVERS)
+"""The valid schemes of a database URL."""
 _FULL_BYTES = 1 << 20
 """The free space below which a transaction doesn't fit."""
 
@@ -188,10 +191,12 @@ def lock_engine(url: str, limits: DatabaseTimeouts) -> AsyncEngine:
 
 
 def _with_driver(url: str) -> str:
-    for scheme, driver in (("sqlite:", "sqlite+aiosqlite:"), ("postgresql:", "postgresql+psycopg:")):
-        if url.startswith(scheme):
-            return driver + url.removeprefix(scheme)
-    return url
+    """The URL with the driver of its scheme. Raises `ValueError` for other schemes and drivers."""
+    scheme, _, rest = url.partition(":")
+    for known, driver in _DRIVERS.items():
+        if scheme in {known, driver}:
+            return f"{driver}:{rest}"
+    raise ValueError("a database URL has one of the schemes " + ", ".join(SCHEMES))
 
 
 def is_sqlite(url: str) -> bool:

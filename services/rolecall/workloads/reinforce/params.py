@@ -5,14 +5,13 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.kit.builders import Builder
-from rolecall.kit.environments.params import Environment
+from rolecall.kit.environments.params import Environment, EnvironmentId
 from rolecall.kit.params import (
     Adam,
     AdamW,
     Epochs,
     Fraction,
     LrSchedule,
-    Name,
     Positive,
     RenamedProtocol,
     Seconds,
@@ -134,7 +133,9 @@ class Evaluation(workload.Params):
 class Params(workload.Params):
     """The parameters of a `reinforce` job."""
 
-    environment: Annotated[Environment, BeforeValidator(to_object("id"), json_schema_input_type=Name | Environment)]
+    environment: Annotated[
+        Environment, BeforeValidator(to_object("id"), json_schema_input_type=EnvironmentId | Environment)
+    ]
     """The task: a Gymnasium id or entry point, or an object with more settings."""
     algorithm: Annotated[
         Annotated[Reinforce | Ppo, Field(discriminator="name")],

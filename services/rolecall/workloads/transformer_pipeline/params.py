@@ -258,18 +258,18 @@ class Params(TrainingParams):
         """Raises `InputError` if the other parameters don't fit an own schedule."""
         if self.stages_per_rank != own.virtual_stages:
             raise InputError(
-                f"the schedule has {own.virtual_stages} virtual stages on each rank; set virtual_stages to that "
-                f"(it is {self.stages_per_rank})"
+                f"virtual_stages is {self.stages_per_rank}, but the schedule has "
+                f"{_counted(own.virtual_stages, 'virtual stage')} on each rank; set it to {own.virtual_stages}"
             )
         if self.micro_batches != own.micro_batches:
             raise InputError(
-                f"the schedule has {own.micro_batches} micro-batches; set micro_batches to that "
-                f"(it is {self.micro_batches})"
+                f"micro_batches is {self.micro_batches}, but the schedule has "
+                f"{_counted(own.micro_batches, 'micro-batch', 'es')}; set it to {own.micro_batches}"
             )
         if self.activation_checkpointing and own.splits_backward:
             raise InputError(
-                "the schedule splits backward passes, so activation_checkpointing would recompute each layer many "
-                "times; use full backward passes (B), or activation_checkpointing: false"
+                "activation_checkpointing would recompute each layer many times, because the schedule splits backward "
+                "passes; use full backward passes (B), or activation_checkpointing: false"
             )
 
     @model_validator(mode="after")
@@ -306,3 +306,8 @@ class Params(TrainingParams):
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
             )
         return self
+
+
+def _counted(count: int, unit: str, ending: str = "s") -> str:
+    """Such as `1 micro-batch` or `2 virtual stages`."""
+    return f"{count} {unit}{ending * (count != 1)}"
