@@ -175,7 +175,7 @@ def test_the_worked_example_is_shown_as_it_is() -> None:
     assert shown
     assert [block for block in shown if not any(block in text for text in files)] == []
     jobs = [json.loads(job) for job in re.findall(r"```json\n(.*?)```", document, re.DOTALL)]
-    assert [job["workload"] for job in jobs] == ["kmeans", "word2vec"]
+    assert [job["workload"] for job in jobs] == ["word2vec", "kmeans"]
     assert all(job.keys() <= JobRequest.model_fields.keys() for job in jobs)
 
 

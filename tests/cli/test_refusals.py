@@ -59,7 +59,7 @@ async def test_a_wrong_value_is_shown_with_the_legal_ones(master: Client) -> Non
     assert "priority: " in said
     assert "(given: 101; valid: " in said
     said = (await run_at(master, "submit", "-", given='{"workload": "toi"}')).err
-    assert "there is no workload 'toi'" in said
+    assert "there is no workload 'toi'; did you mean 'toy'?" in said
     assert "given:" not in said, "the message has it"
 
 

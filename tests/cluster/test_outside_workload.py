@@ -69,7 +69,7 @@ def test_its_parameters_are_checked_like_any_others(outside: Cluster, rows: Path
 
 def test_parameter_servers_learn_word_vectors(outside: Cluster) -> None:
     printed = (EXAMPLES.parent / "docs/adding-a-workload.md").read_text()
-    own = json.loads(re.findall(r"```json\n(.*?)```", printed, re.DOTALL)[1])["params"]
+    own = json.loads(re.findall(r"```json\n(.*?)```", printed, re.DOTALL)[0])["params"]
     text = {"train": str(EXAMPLES.parent / own["text"]["train"]), "vocabulary": 2000, "lowercase": True}
     params = own | {"text": text, "dim": 16, "negatives": 5}
     roles = {"parameter-server": 2, "trainer": 2}

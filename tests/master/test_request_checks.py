@@ -91,6 +91,8 @@ async def test_a_check_that_breaks_is_reported_as_the_workloads_defect(error: Ba
 async def test_what_is_wrong_with_a_request_arrives_as_it_is() -> None:
     with pytest.raises(InvalidJob, match="there is no workload 'slwo'; did you mean 'slow'"):
         await checks_of(None, 20).run(JobRequest(workload="slwo"))
+    with pytest.raises(InvalidJob, match="'word2vec'; one that was installed after the master started needs a restart"):
+        await checks_of(None, 20).run(JobRequest(workload="word2vec"))
     with pytest.raises(InvalidJob, match="steps"):
         await checks_of(None, 20).run(JobRequest(workload="slow", params={"steps": 0}))
 

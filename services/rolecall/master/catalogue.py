@@ -28,6 +28,7 @@ _MAX_EXPLAINED = 1000
 """The maximum number of errors that are explained. pydantic can't return only a part of its errors."""
 _LOG = logging.getLogger(__name__)
 _MAX_DATA_ERRORS = 20
+_INSTALLED_LATER = "; one that was installed after the master started needs a restart of the master"
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Catalogue:
         """The workload with this name. Raises `NotFound` with the known ones."""
         if name in self.workloads:
             return self.workloads[name]
-        found = unknown("workload", "workload", name, self.workloads)
-        raise NotFound(f"{found['message']}{self._hint(name)} (valid: {found['legal']})")
+        found = self._unknown(name)
+        raise NotFound(f"{found['message']} (valid: {found['legal']})")
 
     def example(self, name: str) -> dict[str, Any] | None:
         """A job that runs, from `example.json` in the workload's package; None if it has none."""
@@ -66,8 +67,7 @@ class Catalogue:
         """The complete and validated fields of the job's spec. Raises `InvalidJob` with all field errors."""
         workload = self.workloads.get(request.workload)
         if workload is None:
-            finding = unknown("workload", "workload", request.workload, self.workloads)
-            raise InvalidJob([finding | {"message": finding["message"] + self._hint(request.workload)}])
+            raise InvalidJob([self._unknown(request.workload)])
         roles, field_errors = check_roles(workload, request.roles)
         resources, unmet = check_resources(workload, request.roles)
         field_errors += unmet
@@ -80,8 +80,11 @@ class Catalogue:
         own = {"roles": roles, "resources": _with_defaults(workload, roles, resources)}
         return request.model_dump(exclude={"roles"}) | {"params": params.model_dump(mode="json")} | own
 
-    def _hint(self, name: str) -> str:
-        return f" (its plug-in could not be loaded: {self.broken[name]})" if name in self.broken else ""
+    def _unknown(self, name: str) -> FieldError:
+        if name not in self.broken:
+            return unknown("workload", "workload", name, self.workloads, _INSTALLED_LATER)
+        found = unknown("workload", "workload", name, self.workloads)
+        return found | {"message": f"{found['message']} (its plug-in could not be loaded: {self.broken[name]})"}
 
 
 def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
