@@ -1,6 +1,6 @@
 """Control characters in untrusted text never reach the terminal."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 from rolecall.cli import follow, metrics, output
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
+from rolecall.cli.top import view
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
@@ -151,7 +152,7 @@ def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
         (40, ["ID", "STATE", "AGE", "PROGRESS"]),
         (80, ["ID", "STATE", "AGE", "PROGRESS"]),
         (120, ["ID", "NAME", "STATE", "AGE", "PROGRESS"]),
-        (160, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]),
+        (150, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]),
         (200, ["ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"]),
     ],
 )
@@ -218,6 +219,75 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, validation_loss 4.195 ↓, 4s left"
+    assert progress(newest, declared, room=40) == "step 9/90, val_loss 4.195 ↓, 4s left"
+    assert progress(newest, declared, room=25) == "step 9/90, val_l… 4.195 ↓, 4s left", "the value is whole"
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, 4s left"
+    assert progress(newest, declared, room=40) == "step 9/90, loss 4.500, 4s left"
+
+
+@pytest.mark.parametrize(
+    ("workload", "metrics", "shown"),
+    [
+        ("embedding-ddp", {"validation_auc": 0.9152}, "val_auc 0.9152 ↑"),
+        ("rnn-lm", {"validation_loss": 5.23}, "val_loss 5.230 ↓"),
+        ("transformer-pipeline", {"validation_loss": 5.23}, "val_loss 5.230 ↓"),
+        ("resnet-pipeline", {"validation_accuracy": 0.9}, "val_accuracy 0.9000 ↑"),
+        ("reinforce", {"evaluation_return": 475.25}, "eval_return 475.2 ↑"),
+        ("reinforce", {"episode_return": 21.5}, "episode_return 21.50 ↑"),
+    ],
+)
+@pytest.mark.parametrize("steps", [348, 580_000])
+def test_80_columns_have_the_whole_id_the_state_the_step_and_the_score(
+    workload: str, metrics: dict[str, float], shown: str, steps: int
+) -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
+    job = JobOverview(
+        id=f"{workload}-9e59f7cf",
+        name="a long name of the job",
+        owner="alice",
+        workload=workload,
+        roles={},
+        priority=0,
+        state=JobState.SUCCEEDED,
+        reason=None,
+        waiting_for=None,
+        created_at=datetime.now(UTC) - timedelta(minutes=59, seconds=59),
+        started_at=None,
+        ended_at=None,
+        progress=Progress(step=steps, steps=steps, loss=3.0, seconds_left=16e3, metrics=metrics),
+    )
+    longest = JobOverview.model_validate(job.model_dump() | {"id": "transformer-pipeline-9e59f7cf"})
+    terminal = Terminal(file=StringIO(), force_terminal=True, color_system=None, width=80)
+    for table in (job_table(terminal, [job], lambda _: declared), view(terminal, [], [job], lambda _: declared)):
+        terminal.file = StringIO()
+        terminal.print(table)
+        (row,) = [line for line in terminal.file.getvalue().splitlines() if job.id in line]
+        assert f"step {steps}/{steps}, {shown}" in row
+        assert "  succeeded  " in row
+        assert len(row) <= 80
+    terminal.file = StringIO()
+    terminal.print(job_table(terminal, [job, longest], lambda _: declared))
+    for row in terminal.file.getvalue().splitlines()[1:]:
+        assert row.endswith(shown[shown.index(" ") :])
+
+
+def test_a_pipe_gets_the_whole_reason_of_a_failure() -> None:
+    job = JobOverview(
+        id="toy-9e59f7cf",
+        name="",
+        owner="alice",
+        workload="toy",
+        roles={},
+        priority=0,
+        state=JobState.FAILED,
+        reason="InputError: " + "\n".join(["a long path"] * 40),
+        waiting_for=None,
+        created_at=datetime.now(UTC),
+        started_at=None,
+        ended_at=None,
+        progress=Progress(),
+    )
+    sent = StringIO()
+    terminal = Terminal(file=sent, width=_UNBOUNDED)
+    terminal.print(job_table(terminal, [job], lambda _: ()))
+    assert " ".join(["a long path"] * 40) in sent.getvalue()
