@@ -10,9 +10,11 @@ from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
 from rolecall.cli import follow, metrics, output
+from rolecall.cli.audit import audit_table
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
 from rolecall.cli.top import view
+from rolecall.spec.access import AuditEntry
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
@@ -291,3 +293,42 @@ def test_a_pipe_gets_the_whole_reason_of_a_failure() -> None:
     terminal = Terminal(file=sent, width=_UNBOUNDED)
     terminal.print(job_table(terminal, [job], lambda _: ()))
     assert " ".join(["a long path"] * 40) in sent.getvalue()
+
+
+def test_80_columns_have_who_did_what_to_which_job() -> None:
+    job = "transformer-pipeline-9e59f7cf"
+    actions = {
+        "POST /jobs/{job}/cancel": ("POST …/cancel", job),
+        "POST /jobs/{job}/pause": ("POST …/pause", job),
+        "DELETE /jobs/{job}": ("DELETE {job}", job),
+        "GET /jobs/{job}/artifacts/{name}": ("GET …/arti", f"{job}/checkpoints/model.zip"),
+        "POST /jobs": ("POST /jobs", ""),
+    }
+    entries = [
+        AuditEntry(
+            id=58,
+            at=datetime.now(UTC),
+            token="ci-of-the-vision-group",
+            address="192.168.100.100",
+            action=action,
+            target=target,
+            outcome=200,
+            count=1,
+        )
+        for action, (_, target) in actions.items()
+    ]
+    shown: dict[int, list[str]] = {}
+    for columns in (80, _UNBOUNDED):
+        sent = StringIO()
+        terminal = Terminal(file=sent, width=columns)
+        terminal.print(audit_table(terminal, entries))
+        shown[columns] = sent.getvalue().splitlines()
+    assert shown[80][0].split() == ["AT", "TOKEN", "ACTION", "TARGET", "STATUS"]
+    assert max(map(len, shown[80])) <= 80
+    for row, (action, target) in zip(shown[80][1:], actions.values(), strict=True):
+        assert f"  {action}" in row
+        assert target[: len(job)] in row or target != job
+        assert row.rstrip().endswith("  200")
+    for row, action in zip(shown[_UNBOUNDED][1:], actions, strict=True):
+        assert f"  {action}  " in row
+        assert "192.168.100.100" in row
