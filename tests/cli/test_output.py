@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
-from rolecall.cli import follow, metrics, output
+from rolecall.cli import events, follow, metrics, output
 from rolecall.cli.audit import audit_table
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
 from rolecall.cli.top import view
 from rolecall.spec.access import AuditEntry
-from rolecall.spec.api import MetricDocument
+from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -332,3 +332,29 @@ def test_80_columns_have_who_did_what_to_which_job() -> None:
     for row, action in zip(shown[_UNBOUNDED][1:], actions, strict=True):
         assert f"  {action}  " in row
         assert "192.168.100.100" in row
+
+
+@pytest.mark.parametrize("columns", [80, _UNBOUNDED])
+def test_a_long_event_continues_below_itself_on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    sent = StringIO()
+    monkeypatch.setattr(events, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=columns))
+    at = datetime.now(UTC)
+    message = "the checkpoint at step 411 is deleted: newer ones are kept (ROLECALL_KEEP_CHECKPOINTS=2)"
+    events.print_event(Event(id=1, at=at, attempt=None, kind="retention", message=message), "(and 1 before)")
+    events.print_event(Event(id=2, at=at, attempt=1, kind="running", message="running"))
+    lines = sent.getvalue().splitlines()
+    assert lines[-1].endswith("running")
+    lines = [line.rstrip() for line in lines]
+    begin = lines[0].index("the checkpoint")
+    assert " ".join(line[begin:] for line in lines[:-1]) == f"{message} (and 1 before)"
+    assert {line[:begin].strip() for line in lines[1:-1]} == (set() if columns == _UNBOUNDED else {""})
+    assert max(map(len, lines)) <= columns
+    assert lines[-1].split()[2:] == ["attempt", "1", "running"], "the message repeats the kind"
+
+
+def test_the_bar_shows_no_job_before_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = StringIO()
+    monkeypatch.setattr(follow, "err", Terminal(file=sent, force_terminal=True, color_system=None, width=80))
+    with follow.view():
+        pass
+    assert "━" not in sent.getvalue()

@@ -146,12 +146,13 @@ def view() -> Generator[Show]:
         TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
     )
     with Bar(*columns, console=err, transient=True, expand=True) as bar:
-        task = bar.add_task("", total=None, figures="")
+        task = bar.add_task("", total=None, visible=False, figures="")  # There is no state yet.
 
         def show(document: JobDocument, figures: str) -> None:
             newest = document.progress
             bar.update(
                 task,
+                visible=True,
                 description=escape(document.state),
                 total=newest.steps,
                 completed=newest.step,
