@@ -32,7 +32,7 @@ def test_rows_determine_the_virtual_stages() -> None:
     ("changes", "message"),
     [
         ({"micro_batches": 4}, "the schedule has 2 micro-batches"),
-        ({"virtual_stages": 2}, "the schedule has 1 virtual stages"),
+        ({"virtual_stages": 2}, "the schedule has 1 virtual stage on"),
         (
             {"schedule": {"rows": ["0F0,0F1,0I0,0W0,0B1", ROWS[1]]}, "activation_checkpointing": True},
             "splits backward passes",

@@ -29,6 +29,7 @@ from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, Sched
 from rolecall.kit.text.params import Sample, Text, check_prompt, check_sequences
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 
 SplitMethod = Literal["manual", "tracer"]
 
@@ -258,12 +259,12 @@ class Params(TrainingParams):
         """Raises `InputError` if the other parameters don't fit an own schedule."""
         if self.stages_per_rank != own.virtual_stages:
             raise InputError(
-                f"the schedule has {own.virtual_stages} virtual stages on each rank; set virtual_stages to that "
-                f"(it is {self.stages_per_rank})"
+                f"the schedule has {counted(own.virtual_stages, 'virtual stage')} on each rank; set "
+                f"virtual_stages to that (it is {self.stages_per_rank})"
             )
         if self.micro_batches != own.micro_batches:
             raise InputError(
-                f"the schedule has {own.micro_batches} micro-batches; set micro_batches to that "
+                f"the schedule has {counted(own.micro_batches, 'micro-batch')}; set micro_batches to that "
                 f"(it is {self.micro_batches})"
             )
         if self.activation_checkpointing and own.splits_backward:
