@@ -71,6 +71,21 @@ async def test_stacks_name_the_worker_and_those_that_do_not_answer(master: Clien
     assert (done.out, done.err) == ("", "no answer from trainer-0 on trainer-0: it is stopped\n")
 
 
+async def test_stacks_omit_what_every_worker_has(master: Client) -> None:
+    server = "/lib/rolecall/worker/fork_server.py"
+    frames = ("train.py:7 step", "main.py:9 run", f"{server}:170 Server._become_worker", "<frozen runpy>:88 _run_code")
+    starting = ThreadStack(thread="other", frames=(f"{server}:86 Server.serve",))
+    threads = (ThreadStack(thread="MainThread", frames=frames), ThreadStack(thread="beat", frames=("a.py:1 b",)))
+    body = Answer(stacks=(*threads, starting)).model_dump_json().encode()
+    job, node, _ = await running(master)
+    shown = (await answered(master, node, body, "stacks", job)).out.splitlines()
+    assert shown[:3] == ["trainer-0 on trainer-0, MainThread", "  train.py:7 step", "  main.py:9 run"]
+    assert shown[3:] == ["trainer-0 on trainer-0, other", f"  {server}:86 Server.serve"]
+    everything = (await answered(master, node, body, "stacks", job, "--all")).out.splitlines()
+    assert [text.strip() for text in everything[1:5]] == list(frames)
+    assert "trainer-0 on trainer-0, beat" in everything
+
+
 async def test_a_profile_is_downloaded_when_it_is_stored(
     master: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,12 +188,23 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert (twice.code, twice.err) == (2, f"rolecall: job {first} is given twice; compare needs different jobs\n")
 
 
-async def test_a_comparison_shows_the_beginning_of_long_values(master: Client) -> None:
-    ids = [(await master.submit(roles=ONE_TRAINER, name=one * 100))["id"] for one in "ab"]
-    shown = (await run_at(master, "compare", *ids)).out
-    assert "a" * 59 + "…" in shown
-    assert "a" * 60 not in shown
-    assert "a" * 100 in (await run_at(master, "compare", *ids, "--json")).out
+async def test_a_comparison_on_a_terminal_shows_where_long_values_differ(
+    master: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["same" * 22 + end for end in ("first", "second")]
+    ids = [(await master.submit(roles=ONE_TRAINER, name=name))["id"] for name in names]
+    whole = (await run_at(master, "compare", *ids)).out
+    for name in names:
+        assert name in whole, "a pipe gets everything"
+        assert name in (await run_at(master, "compare", *ids, "--json")).out
+    sent = io.StringIO()
+    for module in ("output", "compare"):
+        monkeypatch.setattr(f"rolecall.cli.{module}.out", Terminal(file=sent, highlight=False, width=200))
+    assert (await run_at(master, "compare", *ids)).code == 0
+    (row,) = [text for text in sent.getvalue().splitlines() if text.startswith("name ")]
+    assert [text.startswith("…") for text in row.split()[1:]] == [True, True]
+    assert [text.rpartition("same")[2] for text in row.split()[1:]] == ["first", "second"]
+    assert "same" * 15 not in row
 
 
 async def test_names_of_metrics_add_no_lines(master: Client) -> None:

@@ -1,6 +1,6 @@
 """Control characters in untrusted text never reach the terminal."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -9,10 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
-from rolecall.cli import follow, metrics, output
+from rolecall.cli import events, follow, metrics, output
+from rolecall.cli.audit import audit_table
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
-from rolecall.spec.api import MetricDocument
+from rolecall.cli.top import view
+from rolecall.spec.access import AuditEntry
+from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -151,7 +154,7 @@ def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
         (40, ["ID", "STATE", "AGE", "PROGRESS"]),
         (80, ["ID", "STATE", "AGE", "PROGRESS"]),
         (120, ["ID", "NAME", "STATE", "AGE", "PROGRESS"]),
-        (160, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]),
+        (150, ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]),
         (200, ["ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"]),
     ],
 )
@@ -218,6 +221,140 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("rnn-lm").metrics]
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, validation_loss 4.195 ↓, 4s left"
+    assert progress(newest, declared, room=40) == "step 9/90, val_loss 4.195 ↓, 4s left"
+    assert progress(newest, declared, room=25) == "step 9/90, val_l… 4.195 ↓, 4s left", "the value is whole"
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4)
-    assert progress(newest, declared, is_brief=True) == "step 9/90, loss 4.500, 4s left"
+    assert progress(newest, declared, room=40) == "step 9/90, loss 4.500, 4s left"
+
+
+@pytest.mark.parametrize(
+    ("workload", "metrics", "shown"),
+    [
+        ("embedding-ddp", {"validation_auc": 0.9152}, "val_auc 0.9152 ↑"),
+        ("rnn-lm", {"validation_loss": 5.23}, "val_loss 5.230 ↓"),
+        ("transformer-pipeline", {"validation_loss": 5.23}, "val_loss 5.230 ↓"),
+        ("resnet-pipeline", {"validation_accuracy": 0.9}, "val_accuracy 0.9000 ↑"),
+        ("reinforce", {"evaluation_return": 475.25}, "eval_return 475.2 ↑"),
+        ("reinforce", {"episode_return": 21.5}, "episode_return 21.50 ↑"),
+    ],
+)
+@pytest.mark.parametrize("steps", [348, 580_000])
+def test_80_columns_have_the_whole_id_the_state_the_step_and_the_score(
+    workload: str, metrics: dict[str, float], shown: str, steps: int
+) -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
+    job = JobOverview(
+        id=f"{workload}-9e59f7cf",
+        name="a long name of the job",
+        owner="alice",
+        workload=workload,
+        roles={},
+        priority=0,
+        state=JobState.SUCCEEDED,
+        reason=None,
+        waiting_for=None,
+        created_at=datetime.now(UTC) - timedelta(minutes=59, seconds=59),
+        started_at=None,
+        ended_at=None,
+        progress=Progress(step=steps, steps=steps, loss=3.0, seconds_left=16e3, metrics=metrics),
+    )
+    longest = JobOverview.model_validate(job.model_dump() | {"id": "transformer-pipeline-9e59f7cf"})
+    terminal = Terminal(file=StringIO(), force_terminal=True, color_system=None, width=80)
+    for table in (job_table(terminal, [job], lambda _: declared), view(terminal, [], [job], lambda _: declared)):
+        terminal.file = StringIO()
+        terminal.print(table)
+        (row,) = [line for line in terminal.file.getvalue().splitlines() if job.id in line]
+        assert f"step {steps}/{steps}, {shown}" in row
+        assert "  succeeded  " in row
+        assert len(row) <= 80
+    terminal.file = StringIO()
+    terminal.print(job_table(terminal, [job, longest], lambda _: declared))
+    for row in terminal.file.getvalue().splitlines()[1:]:
+        assert row.endswith(shown[shown.index(" ") :])
+
+
+def test_a_pipe_gets_the_whole_reason_of_a_failure() -> None:
+    job = JobOverview(
+        id="toy-9e59f7cf",
+        name="",
+        owner="alice",
+        workload="toy",
+        roles={},
+        priority=0,
+        state=JobState.FAILED,
+        reason="InputError: " + "\n".join(["a long path"] * 40),
+        waiting_for=None,
+        created_at=datetime.now(UTC),
+        started_at=None,
+        ended_at=None,
+        progress=Progress(),
+    )
+    sent = StringIO()
+    terminal = Terminal(file=sent, width=_UNBOUNDED)
+    terminal.print(job_table(terminal, [job], lambda _: ()))
+    assert " ".join(["a long path"] * 40) in sent.getvalue()
+
+
+def test_80_columns_have_who_did_what_to_which_job() -> None:
+    job = "transformer-pipeline-9e59f7cf"
+    actions = {
+        "POST /jobs/{job}/cancel": ("POST …/cancel", job),
+        "POST /jobs/{job}/pause": ("POST …/pause", job),
+        "DELETE /jobs/{job}": ("DELETE {job}", job),
+        "GET /jobs/{job}/artifacts/{name}": ("GET …/arti", f"{job}/checkpoints/model.zip"),
+        "POST /jobs": ("POST /jobs", ""),
+    }
+    entries = [
+        AuditEntry(
+            id=58,
+            at=datetime.now(UTC),
+            token="ci-of-the-vision-group",
+            address="192.168.100.100",
+            action=action,
+            target=target,
+            outcome=200,
+            count=1,
+        )
+        for action, (_, target) in actions.items()
+    ]
+    shown: dict[int, list[str]] = {}
+    for columns in (80, _UNBOUNDED):
+        sent = StringIO()
+        terminal = Terminal(file=sent, width=columns)
+        terminal.print(audit_table(terminal, entries))
+        shown[columns] = sent.getvalue().splitlines()
+    assert shown[80][0].split() == ["AT", "TOKEN", "ACTION", "TARGET", "STATUS"]
+    assert max(map(len, shown[80])) <= 80
+    for row, (action, target) in zip(shown[80][1:], actions.values(), strict=True):
+        assert f"  {action}" in row
+        assert target[: len(job)] in row or target != job
+        assert row.rstrip().endswith("  200")
+    for row, action in zip(shown[_UNBOUNDED][1:], actions, strict=True):
+        assert f"  {action}  " in row
+        assert "192.168.100.100" in row
+
+
+@pytest.mark.parametrize("columns", [80, _UNBOUNDED])
+def test_a_long_event_continues_below_itself_on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    sent = StringIO()
+    monkeypatch.setattr(events, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=columns))
+    at = datetime.now(UTC)
+    message = "the checkpoint at step 411 is deleted: newer ones are kept (ROLECALL_KEEP_CHECKPOINTS=2)"
+    events.print_event(Event(id=1, at=at, attempt=None, kind="retention", message=message), "(and 1 before)")
+    events.print_event(Event(id=2, at=at, attempt=1, kind="running", message="running"))
+    lines = sent.getvalue().splitlines()
+    assert lines[-1].endswith("running")
+    lines = [line.rstrip() for line in lines]
+    begin = lines[0].index("the checkpoint")
+    assert " ".join(line[begin:] for line in lines[:-1]) == f"{message} (and 1 before)"
+    assert {line[:begin].strip() for line in lines[1:-1]} == (set() if columns == _UNBOUNDED else {""})
+    assert max(map(len, lines)) <= columns
+    assert lines[-1].split()[2:] == ["attempt", "1", "running"], "the message repeats the kind"
+
+
+def test_the_bar_shows_no_job_before_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = StringIO()
+    monkeypatch.setattr(follow, "err", Terminal(file=sent, force_terminal=True, color_system=None, width=80))
+    with follow.view():
+        pass
+    assert "━" not in sent.getvalue()

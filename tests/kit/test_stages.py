@@ -83,7 +83,7 @@ def test_calls_of_pipe_split_divide_a_trace(grid: Grid) -> None:
     for stage in stages:
         x = stage.submod(x)
     assert torch.equal(x, model()(TOKENS[:2]))
-    with pytest.raises(InputError, match=r"1 time\(s\) for 3 virtual stages; it needs 2"):
+    with pytest.raises(InputError, match=r"1 time for 3 virtual stages; it needs 2"):
         traced_stages(whole, {}, [0, 1], MICRO_BATCH, grid, count=3)
     with pytest.raises(InputError, match="of its own; remove them, or set cuts: pipe_split"):
         traced_stages(whole, {"second": SplitPoint.BEGINNING}, [0, 1], MICRO_BATCH, grid, count=2)

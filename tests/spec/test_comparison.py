@@ -1,8 +1,9 @@
 """The differences of jobs."""
 
+import json
 from typing import Any
 
-from rolecall.spec.comparison import differences, leaves
+from rolecall.spec.comparison import differences, excerpts, leaves
 from rolecall.spec.job import JobDocument
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -76,3 +77,30 @@ def test_long_paths_are_not_repeated_for_each_value() -> None:
         deep = {f"{level}".ljust(990, "x"): deep}
     size = len(str(deep))
     assert sum(len(name) + len(value) for name, value in leaves(deep)) < 2 * size
+
+
+def test_excerpts_of_different_texts_differ() -> None:
+    columns = [{"name": f"column-{number}", "log": False} for number in range(9)]
+    logged = [*columns[:-1], {"name": "column-8", "log": True}]
+    texts = [json.dumps(columns), json.dumps(logged), None]
+    first, second, missing = excerpts(texts, 60)
+    assert (first is not None and '"log": false' in first, second is not None and '"log": true' in second) == (
+        True,
+        True,
+    )
+    assert missing is None
+    assert all(one is not None and one.startswith("…") and len(one) <= 60 for one in (first, second))
+
+
+def test_excerpts_of_three_texts_have_each_difference() -> None:
+    long = "x" * 500
+    texts = ["a" + long + "1" + long, "a" + long + "2" + long, "b" + long + "1" + long]
+    found = excerpts(texts, 60)
+    assert len(set(found)) == 3
+    assert max(len(one or "") for one in found) <= 60
+
+
+def test_excerpts_of_short_or_equal_texts_are_their_beginnings() -> None:
+    assert excerpts(["a", "b" * 60, None], 60) == ["a", "b" * 60, None]
+    assert excerpts(["a" * 100, "b"], 60) == ["a" * 59 + "…", "b"]
+    assert excerpts(["a" * 100] * 2, 60) == ["a" * 59 + "…"] * 2

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rolecall.spec.numbers import bound, number
+from rolecall.spec.numbers import bound, counted, number
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,8 @@ def test_a_bound_has_separators_or_is_a_large_power(value: float, text: str) -> 
 
 def test_a_bound_can_have_any_size() -> None:
     assert bound(10**400 + 1).count(",") == 400 // 3
+
+
+def test_counts_have_a_plural_and_separators() -> None:
+    assert [counted(count, "row") for count in (0, 1, 4000)] == ["0 rows", "1 row", "4,000 rows"]
+    assert [counted(count, "micro-batch") for count in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

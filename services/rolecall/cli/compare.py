@@ -14,14 +14,14 @@ from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import ARROWS, out, print_json, print_table, state
 from rolecall.cli.variants import direction, metrics
 from rolecall.client import Client, UnknownName
-from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
+from rolecall.spec.comparison import OTHER_WORKLOADS, differences, excerpts, have_one_workload
 from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.visible import cut, one_line
 
 _RESULT = "result."
 _CHARS = 60
-"""Names and values can be long. They are whole with `--json`."""
+"""Names and values can be long. A terminal shows this many characters of each."""
 JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),
@@ -86,5 +86,8 @@ def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDoc
         yield ("state", *(state(job) for job in found))
     names: list[str | None] = [job.name for job in found]
     for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
-        cells = ("-" if value is None else escape(cut(one_line(value), _CHARS)) for value in values)
-        yield (escape(cut(one_line(name.removeprefix("params.")), _CHARS)), *cells)
+        shown = [value if value is None else one_line(value) for value in values]
+        title = one_line(name.removeprefix("params."))
+        if out.is_bounded:
+            shown, title = excerpts(shown, _CHARS), cut(title, _CHARS)
+        yield (escape(title), *("-" if value is None else escape(value) for value in shown))

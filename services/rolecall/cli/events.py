@@ -3,13 +3,17 @@
 import json as json_library
 
 from rich.markup import escape
+from rich.table import Table
 
 from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect
-from rolecall.cli.output import STYLES, out, print_json
+from rolecall.cli.output import STYLES, out, print_json, width
 from rolecall.client import Job
 from rolecall.spec.api import Event
 from rolecall.spec.folding import in_order
 from rolecall.spec.visible import one_line
+
+_LEAST_MESSAGE_CHARS = 16
+"""A narrower terminal wraps whole lines instead of messages."""
 
 
 def events(job: JobId, follow: FollowToEnd = False, json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -31,8 +35,22 @@ def events(job: JobId, follow: FollowToEnd = False, json: Json = False, url: Url
 
 
 def print_event(event: Event, note: str = "") -> None:
-    """The event on one line, with local time, its attempt and its kind, and then the note."""
+    """The event on one line, with local time, its attempt and its kind, and then the message and the note.
+
+    On a terminal, a long message continues below itself. A message that only repeats the kind is omitted.
+    """
     attempt = f"attempt {event.attempt}" if event.attempt else ""
     time, style = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}", STYLES.get(event.kind, "default")
-    text = " ".join(filter(None, (one_line(event.message), note)))
-    out.print(f"[dim]{time}[/] {attempt:<11} [{style}]{escape(f'{event.kind:<11}')}[/] {escape(text)}")
+    message = "" if event.message == event.kind else one_line(event.message)
+    text = escape(" ".join(filter(None, (message, note))))
+    kind = escape(f"{event.kind:<11}" if text else event.kind)
+    facts = (f"[dim]{time}[/]", f"{attempt:<11}", f"[{style}]{kind}[/]")
+    if not text or sum(map(width, facts)) + len(facts) + _LEAST_MESSAGE_CHARS > out.width or not out.is_bounded:
+        out.print(" ".join(filter(None, (*facts, text))))
+        return
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for fact in facts:
+        grid.add_column(no_wrap=True, min_width=width(fact))
+    grid.add_column(overflow="fold")
+    grid.add_row(*facts, text)
+    out.print(grid)

@@ -28,6 +28,8 @@ PLAIN_EVERY_S = 5.0
 _BAR_WIDTH = 12
 _WIDE = 120
 """The columns of a terminal in which all figures have room next to the bar."""
+_FURNITURE = _BAR_WIDTH + max(map(len, JobState)) + 4
+"""The columns of the spinner, the state, the bar and the gaps between them."""
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
 Show = Callable[[JobDocument, str], None]
@@ -101,7 +103,7 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             if document.state.ended:
                 return document, raw
             declared = retry_while_unavailable(lambda name=document.workload: metrics_of(name))
-            show(document, progress(document.progress, declared, is_brief=err.is_terminal and err.width < _WIDE))
+            show(document, progress(document.progress, declared, room=_room()))
             time.sleep(POLL_S)
 
 
@@ -144,12 +146,13 @@ def view() -> Generator[Show]:
         TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
     )
     with Bar(*columns, console=err, transient=True, expand=True) as bar:
-        task = bar.add_task("", total=None, figures="")
+        task = bar.add_task("", total=None, visible=False, figures="")  # There is no state yet.
 
         def show(document: JobDocument, figures: str) -> None:
             newest = document.progress
             bar.update(
                 task,
+                visible=True,
                 description=escape(document.state),
                 total=newest.steps,
                 completed=newest.step,
@@ -157,6 +160,11 @@ def view() -> Generator[Show]:
             )
 
         yield show
+
+
+def _room() -> int | None:
+    """The characters for the figures next to the bar; None without a terminal, or if all have room."""
+    return err.width - _FURNITURE if err.is_terminal and err.width < _WIDE else None
 
 
 def _plain() -> Show:

@@ -1,6 +1,8 @@
 """`rolecall timeline`, `stacks` and `profile`: what the workers of a job do at the moment."""
 
 import time
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,7 @@ from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import err, out, print_json, print_written
 from rolecall.client import Client
-from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
+from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent, ThreadStack
 from rolecall.spec.role import Role
 
 _POLL_S = 0.5
@@ -28,6 +30,12 @@ Steps = Annotated[
     int | None, typer.Option("--steps", min=1, max=64, help="Include only this many of the newest steps.")
 ]
 
+Everything = Annotated[
+    bool, typer.Option("--all", help="Also show the threads and calls that every worker of Rolecall has.")
+]
+_REPORTING = frozenset({"beat", "measurements"})
+"""The names of the threads that report to the node."""
+_FORK_SERVER = "/rolecall/worker/fork_server.py:"
 PathJson = Annotated[bool, typer.Option("--json", help="Print the path of the file as JSON.")]
 
 
@@ -47,19 +55,32 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     print_json({"format": form, "path": str(path)}) if json else print_written(path)
 
 
-def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show the stack traces of a job's running workers, for example to find out why the job hangs."""
+def stacks(
+    job: JobId, everything: Everything = False, json: Json = False, url: Url = None, token: Token = None
+) -> None:
+    """Show the stack traces of a job's running workers, for example to find out why the job hangs.
+
+    The threads that report to the node, and the calls that start a worker, are omitted.
+    """
     with connect(url, token) as client:
         found = client.stacks(job)
         if json:
             print_json(client.raw)
             return
     for worker in found.workers:
-        for thread in worker.threads:
+        for thread in worker.threads if everything else relevant(worker.threads):
             out.print(f"{worker.role}-{worker.role_rank} on {worker.node}, {thread.thread}", style="bold", markup=False)
             for frame in thread.frames:
                 out.print(f"  {frame}", markup=False)
     _print_silent(found.silent)
+
+
+def relevant(threads: Iterable[ThreadStack]) -> Iterator[ThreadStack]:
+    """The threads without those that every worker has, and their calls without those that start a worker. Pure."""
+    for thread in threads:
+        if thread.thread not in _REPORTING:
+            own = tuple(takewhile(lambda frame: _FORK_SERVER not in frame, thread.frames))
+            yield thread.model_copy(update={"frames": own}) if own else thread
 
 
 def profile(  # noqa: PLR0917 - the command line is the signature

@@ -1,7 +1,6 @@
 """`rolecall jobs`: list jobs."""
 
 from collections.abc import Sequence
-from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -10,20 +9,28 @@ from rich.table import Table
 
 from rolecall.cli.declarations import MetricsOf, declared_metrics
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
+from rolecall.cli.output import (
+    NAME_CHARS,
+    Terminal,
+    age,
+    least_room,
+    list_room,
+    make_table,
+    out,
+    print_json,
+    progress,
+    state,
+)
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import cut
 
-_REASON_CHARS = 160
 State = Annotated[
     list[JobState] | None, typer.Option("--state", help="Only jobs in this state; repeat it for several.")
 ]
-_DROPPED = ("WORKLOAD", "OWNER", "NAME")
+_DROPPED = ("WORKLOAD", "OWNER", "NAME", "AGE")
 """The columns that a narrow terminal omits, the first one first: an ID begins with the workload."""
-_PROGRESS_CHARS = 40
-"""Columns are omitted until this many characters of the progress have room."""
 Workload = Annotated[str | None, typer.Option("--workload", help="Only jobs of this workload.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs with this text in their name.")]
 Label = Annotated[
@@ -58,6 +65,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 
 def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: MetricsOf) -> Table:
     """The jobs in the columns for which the terminal has room, each on one line."""
+    room = list_room(terminal, jobs)
     rows = [
         (
             job.id,
@@ -66,17 +74,16 @@ def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: Metri
             job.workload,
             state(job),
             age(job.created_at),
-            escape(_progress(job, metrics_of(job.workload), is_brief=terminal.is_bounded)),
+            escape(_progress(job, metrics_of(job.workload), room)),
         )
         for job in jobs
     ]
     headings = ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS")
-    return make_table(headings, rows, terminal, drop=_DROPPED, shorten={"PROGRESS": _PROGRESS_CHARS})
+    least = least_room(jobs, metrics_of, room)
+    return make_table(headings, rows, terminal, drop=_DROPPED, shorten={"PROGRESS": least})
 
 
-def _progress(job: JobOverview, declared: Sequence[MetricDocument], *, is_brief: bool) -> str:
+def _progress(job: JobOverview, declared: Sequence[MetricDocument], room: int | None) -> str:
     """The condition that a queued job waits for, the reason of a failed one, or the progress of another."""
-    failure = shorten(job.reason or "", _REASON_CHARS, placeholder="…") if job.state is JobState.FAILED else ""
-    return (
-        job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots, is_brief=is_brief)
-    )
+    failure = " ".join((job.reason or "").split()) if job.state is JobState.FAILED else ""
+    return job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots, room=room)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,16 +17,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rolecall.cli.declarations import MetricsOf
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.metric import Split
 from rolecall.spec.numbers import number, size
-from rolecall.spec.visible import visible
+from rolecall.spec.visible import cut, visible
 
 _UNBOUNDED = 10_000
 _WHOLE = frozenset({"ID", "JOB", "NODE", "TARGET", "WORKER", "WORKLOAD"})
 _MAX_SCORES = 2
+_LEAST_NAME_CHARS = 2
+_SPLITS: Mapping[Split, str] = MappingProxyType({Split.VALIDATION: "val", Split.EVALUATION: "eval"})
+"""The short names of data in a list in a terminal."""
+_PROGRESS_CHARS = 30
 NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
 GAP = 2
@@ -206,31 +211,40 @@ def roles(document: JobDocument) -> str:
 
 
 def progress(
-    progress: Progress, declared: Sequence[MetricDocument] = (), *, is_live: bool = True, is_brief: bool = False
+    progress: Progress, declared: Sequence[MetricDocument] = (), *, is_live: bool = True, room: int | None = None
 ) -> str:
     """The newest figures on one line; empty if there are none.
 
     These include the main scores among the declared metrics. Speed and remaining time are left out without `is_live`,
-    for a job without a running gang. With `is_brief`, for a list in a terminal, there are fewer figures, and a score
-    replaces the loss.
+    for a job without a running gang. With `room`, the characters that a list in a terminal has, there are fewer
+    figures: a score replaces the loss, and its name is shortened so that step and score have room.
     """
-    scores = _scores(progress, declared, is_brief=is_brief)
+    step = f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else ""
+    loss = f"loss {number(progress.loss)}" if progress.loss is not None else ""
+    left = f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else ""
+    scores = _scores(progress, declared)
+    if room is not None:
+        score = _brief_score(progress, scores[0], room - len(f"{step}, ")) if scores else loss
+        return ", ".join(filter(None, (step, score, left)))
     figures = [
-        f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
-        f"epoch {progress.epoch}" if progress.epoch is not None and not is_brief else "",
-        f"loss {number(progress.loss)}" if progress.loss is not None and not (is_brief and scores) else "",
-        *(scores if is_brief else ()),
-        f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else "",
-        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live and not is_brief else "",
+        step,
+        f"epoch {progress.epoch}" if progress.epoch is not None else "",
+        loss,
+        left,
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live else "",
         # Last, because they are long: a narrow terminal cuts the end.
-        *(() if is_brief else scores),
+        *(f"{name} {number(progress.metrics[name])} ({ARROWS[to]} is better)" for _, name, to in scores[:_MAX_SCORES]),
     ]
-    return ", ".join(figure for figure in figures if figure)
+    return ", ".join(filter(None, figures))
 
 
-def _scores(progress: Progress, declared: Sequence[MetricDocument], *, is_brief: bool) -> list[str]:
-    """The first values of evaluations, or without any those of training that should rise."""
-    directed = [
+_Score = tuple[Split, str, Literal["higher", "lower"]]
+"""The data of a score, its reported name, and the direction of better values."""
+
+
+def _scores(progress: Progress, declared: Sequence[MetricDocument]) -> list[_Score]:
+    """The evaluations, or without any the metrics of training that should rise."""
+    directed: list[_Score] = [
         (split, name, one.direction)
         for one in declared
         if one.direction
@@ -238,13 +252,29 @@ def _scores(progress: Progress, declared: Sequence[MetricDocument], *, is_brief:
         if name in progress.metrics
     ]
     evaluated = [one for one in directed if one[0] is not Split.TRAIN]
-    chosen = sorted(evaluated, key=lambda one: one[2] != "higher") or [one for one in directed if one[2] == "higher"]
-    if is_brief:
-        return [f"{name} {number(progress.metrics[name])} {ARROWS[better]}" for _, name, better in chosen[:1]]
-    return [
-        f"{name} {number(progress.metrics[name])} ({ARROWS[better]} is better)"
-        for _, name, better in chosen[:_MAX_SCORES]
-    ]
+    return sorted(evaluated, key=lambda one: one[2] != "higher") or [one for one in directed if one[2] == "higher"]
+
+
+def _brief_score(progress: Progress, score: _Score, room: int) -> str:
+    """Such as `val_auc 0.9152 ↑`. The name is shortened to what has room, but never the value."""
+    split, name, better = score
+    value = f"{number(progress.metrics[name])} {ARROWS[better]}"
+    if split in _SPLITS:
+        name = name.replace(split, _SPLITS[split], 1)
+    return f"{cut(name, max(_LEAST_NAME_CHARS, room - len(f' {value}')))} {value}"
+
+
+def list_room(terminal: Terminal, jobs: Sequence[JobOverview]) -> int | None:
+    """The characters that a list in a terminal has for the progress of jobs next to ids and states; None elsewhere."""
+    if not terminal.is_bounded:
+        return None
+    return terminal.width - max(len(job.id) for job in jobs) - max(len(job.state) for job in jobs) - 2 * GAP
+
+
+def least_room(jobs: Sequence[JobOverview], metrics_of: MetricsOf, room: int | None) -> int:
+    """The characters for which a list in a terminal omits other columns: each step and score is whole."""
+    least = (progress(job.progress, metrics_of(job.workload), is_live=False, room=room) for job in jobs)
+    return max([_PROGRESS_CHARS, *map(len, least)])
 
 
 def goodput(document: JobDocument) -> str:

@@ -15,6 +15,7 @@ from rolecall.kit.pictures import CUT, schedule_svg, schedule_text
 from rolecall.kit.pipelining import Task, bubble, makespan, timed
 from rolecall.kit.schedules import MAX_VIRTUAL, SCHEDULES, Schedule
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 from rolecall.spec.similar import most_similar
 
 _MAX_RANKS, _MAX_MICRO_BATCHES = 64, 512
@@ -97,8 +98,9 @@ def _built_in(rules: Schedule, ranks: int, micro_batches: int, virtual: int | No
     if micro_batches not in valid:
         raise CommandError(
             Exit.USAGE,
-            f"--micro-batches is {micro_batches}; {rules.name} with {ranks} ranks and {ranks * stages} virtual stages "
-            f"requires {rules.micro_batches.description}; nearest valid: {nearest(valid, micro_batches)}",
+            f"--micro-batches is {micro_batches}; {rules.name} with {counted(ranks, 'rank')} and "
+            f"{counted(ranks * stages, 'virtual stage')} requires {rules.micro_batches.description}; "
+            f"nearest valid: {nearest(valid, micro_batches)}",
         )
     title = _title(rules.name, ranks, stages, micro_batches)
     return planned_order(rules.name, ranks, micro_batches, stages), title
@@ -129,4 +131,4 @@ def _from_file(path: Path, *given: int | None) -> tuple[list[list[Task]], str]:
 
 def _title(name: str, ranks: int, stages: int, micro_batches: int) -> str:
     own = f", {stages} virtual stages each" if stages > 1 else ""
-    return f"{name}, {ranks} rank{'s' * (ranks != 1)}{own}, {micro_batches} micro-batch{'es' * (micro_batches != 1)}"
+    return f"{name}, {counted(ranks, 'rank')}{own}, {counted(micro_batches, 'micro-batch')}"

@@ -13,7 +13,18 @@ from rolecall.cli.declarations import MetricsOf, declared_metrics
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import NAME_CHARS, Terminal, age, make_table, out, print_json, progress, state
+from rolecall.cli.output import (
+    NAME_CHARS,
+    Terminal,
+    age,
+    least_room,
+    list_room,
+    make_table,
+    out,
+    print_json,
+    progress,
+    state,
+)
 from rolecall.client import Client
 from rolecall.spec.job import JobOverview
 from rolecall.spec.node import NodeDocument
@@ -22,8 +33,6 @@ from rolecall.spec.visible import cut
 
 _OPEN = [one.value for one in JobState if not one.ended]
 _MAX_JOBS = 200
-_PROGRESS_CHARS = 40
-"""A narrow terminal omits the name of a job, so that this many characters of its progress have room."""
 Once = Annotated[bool, typer.Option("--once", help="Print the table once; the default without a terminal.")]
 Interval = Annotated[float, typer.Option("--interval", min=0.5, max=3600, help="Seconds between two updates.")]
 
@@ -94,10 +103,13 @@ def _node_table(terminal: Terminal, nodes: list[NodeDocument]) -> Table:
 
 def _job_table(terminal: Terminal, jobs: list[JobOverview], metrics_of: MetricsOf) -> Table:
     rows: list[tuple[str, ...]] = []
+    room = list_room(terminal, jobs)
     for job in jobs:
         name = cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name
         metrics = metrics_of(job.workload)
-        done = progress(job.progress, metrics, is_live=job.state.holds_slots, is_brief=terminal.is_bounded)
+        done = progress(job.progress, metrics, is_live=job.state.holds_slots, room=room)
         rows.append((escape(job.id), escape(name), state(job), age(job.created_at), escape(job.waiting_for or done)))
     headings = ("JOB", "NAME", "STATE", "AGE", "PROGRESS")
-    return make_table(headings, rows, terminal, drop=("NAME",), shorten={"PROGRESS": _PROGRESS_CHARS})
+    return make_table(
+        headings, rows, terminal, drop=("NAME", "AGE"), shorten={"PROGRESS": least_room(jobs, metrics_of, room)}
+    )

@@ -12,6 +12,7 @@ from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
 from rolecall.kit.pipelining import COSTS, Task
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 
 
 def manual_stages(
@@ -72,8 +73,9 @@ def traced_stages(
                 "cuts: the model has calls of pipe_split() of its own; remove them, or set cuts: pipe_split"
             )
         raise InputError(
-            f"cuts: pipe_split: the model calls pipe_split() {pipe.num_stages - 1} time(s) for {count} virtual stages; "
-            f"it needs {count - 1}, one between two stages: change the model, or the number of stages"
+            f"cuts: pipe_split: the model calls pipe_split() {counted(pipe.num_stages - 1, 'time')} for "
+            f"{count} virtual stages; it needs {count - 1}, one between two stages: change the model, "
+            "or the number of stages"
         )
     widths = [_traced_width(pipe.get_stage_module(index), micro_batch) for index in range(pipe.num_stages)]
     return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices], widths

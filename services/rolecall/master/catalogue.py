@@ -18,6 +18,7 @@ from rolecall.master.extent import check_extent
 from rolecall.master.field_errors import FieldError, explain, field_error, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
+from rolecall.spec.numbers import counted
 from rolecall.spec.resources import Resources, RoleDemand, RoleRequest, count_and_resources
 from rolecall.spec.role import Role
 from rolecall.spec.visible import is_blank, is_printable
@@ -134,7 +135,7 @@ def check_roles(workload: Workload[Any], asked: Mapping[str, RoleDemand]) -> tup
         if not count.least <= roles[role] <= count.most:
             least, most = f"{count.least:,}", f"{count.most:,}"
             bounds = least if least == most else f"{least} to {most}"
-            message = f"{workload.name} can't run with {roles[role]:,} {role} worker{'s' * (roles[role] != 1)}"
+            message = f"{workload.name} can't run with {counted(roles[role], f'{role} worker')}"
             field_errors.append(field_error(f"roles.{role}", message, roles[role], bounds))
     if not field_errors and not any(roles.values()):
         field_errors.append(field_error("roles", "the job has no workers", roles, "at least one worker"))

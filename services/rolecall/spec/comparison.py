@@ -5,11 +5,12 @@ import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
+from rolecall.spec.visible import cut
 
 OTHER_WORKLOADS = (
     "The jobs have different workloads: parameters that only some of them have are listed if someone has set them."
@@ -17,6 +18,7 @@ OTHER_WORKLOADS = (
 _FIELDS = ("workload", "roles", "resources", "params", "result")
 _PARAMS = "params."
 _LONG_PATH = 200
+_LEAST_PART_CHARS = 12
 _PLAIN_KEY = re.compile(r'[^."]+')
 
 
@@ -89,3 +91,38 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from leaves(one, f"{name}.{part}" if name else part)
     else:
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def excerpts(texts: Sequence[str | None], chars: int) -> list[str | None]:
+    """The parts of the texts in which they differ, so that the excerpts of different texts differ.
+
+    They are whole if none has more than `chars` characters, and otherwise the parts have about as many together. An
+    ellipsis stands for what is left out.
+    """
+    distinct = sorted({text for text in texts if text is not None})
+    if max(map(len, distinct), default=0) <= chars:
+        return list(texts)
+    # In sorted order, any two texts begin to differ where two adjacent ones of those between them do.
+    points = sorted({_difference(*pair) for pair in pairwise(distinct)})
+    if not points or points[-1] < chars // 2:
+        return [text and cut(text, chars) for text in texts]
+    size = max(_LEAST_PART_CHARS, chars // len(points) - 2)
+    parts = list[tuple[int, int]]()
+    for point in points:
+        begin, end = max(0, point - size // 2), point + (size + 1) // 2
+        if parts and begin <= parts[-1][1]:
+            begin, _ = parts.pop()
+        parts.append((begin, end))
+    return [text and _parts_of(text, parts) for text in texts]
+
+
+def _difference(first: str, second: str) -> int:
+    """The place of the first character in which two different texts differ."""
+    places = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(places, min(len(first), len(second)))
+
+
+def _parts_of(text: str, parts: Sequence[tuple[int, int]]) -> str:
+    """The parts of a text from the first to the second place of each, with an ellipsis for what is between them."""
+    shown = "…".join(text[begin:end] for begin, end in parts if begin <= len(text))
+    return f"{'…' if parts[0][0] else ''}{shown}{'…' if len(text) > parts[-1][1] else ''}"

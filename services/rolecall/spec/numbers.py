@@ -29,6 +29,11 @@ def bound(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"
 
 
+def counted(count: int, thing: str) -> str:
+    """A number of things with a regular plural, such as `1 row`, `4,000 rows` or `2 micro-batches`."""
+    return f"{count:,} {thing}{'' if count == 1 else 'es' if thing.endswith('ch') else 's'}"
+
+
 def size(value: int) -> str:
     """Such as `3.2 MiB`."""
     amount, place = float(value), 0

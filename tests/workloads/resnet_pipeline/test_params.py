@@ -127,11 +127,11 @@ def test_illegal_parameters_are_explained(changes: dict[str, Any], expected: str
 @pytest.mark.parametrize(
     ("changes", "stages", "expected"),
     [
-        ({}, 1, "1 stages for 1 replica(s)"),
+        ({}, 1, "1 stage for 1 replica"),
         ({}, 11, "valid: 1 times 2 to 10"),
-        ({"replicas": 2}, 3, "3 stages for 2 replica(s)"),
-        ({"replicas": 2}, 2, "2 stages for 2 replica(s)"),
-        ({"cuts": ["layer2.0"]}, 3, "cuts has 1 block(s) for 3 stages per replica; it needs 2"),
+        ({"replicas": 2}, 3, "3 stages for 2 replicas"),
+        ({"replicas": 2}, 2, "2 stages for 2 replicas"),
+        ({"cuts": ["layer2.0"]}, 3, "cuts has 1 block for 3 stages per replica; it needs 2"),
     ],
 )
 def test_stages_that_dont_fit_are_refused(changes: dict[str, Any], stages: int, expected: str) -> None:

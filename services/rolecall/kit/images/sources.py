@@ -18,6 +18,7 @@ from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.files import File, find
 from rolecall.kit.images.params import Idx, Images, SyntheticImages
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 from rolecall.spec.visible import one_line
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
@@ -153,7 +154,9 @@ def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     except OSError as error:
         raise InputError(f"{shown} can't be read as a folder: {error.strerror}") from error
     if len(names) < 2:
-        raise InputError(f"{shown} has {len(names)} folder(s); it needs one per class, and at least two classes")
+        raise InputError(
+            f"{shown} has {counted(len(names), 'folder')}; it needs one per class, and at least two classes"
+        )
     return {name: access.resolve(os.path.join(plain, name)) for name in names}
 
 
@@ -205,7 +208,7 @@ def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
     magic = opened.read(4)
     if magic != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise InputError(
-            f"{name} is not an IDX file of unsigned bytes in {dimensions} dimension(s): it begins with "
+            f"{name} is not an IDX file of unsigned bytes in {counted(dimensions, 'dimension')}: it begins with "
             f"{magic.hex(' ')}, not 00 00 08 {dimensions:02x}"
         )
     sizes = opened.read(4 * dimensions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from rolecall.spec.api import MetricDocument, WorkloadDocument
-from rolecall.spec.comparison import Row
+from rolecall.spec.comparison import Row, excerpts
 from rolecall.spec.job import JobOverview, WorkerDocument
 from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.node import NodeDocument
@@ -75,11 +75,11 @@ def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]
 
 
 def readable(row: Row) -> Row:
-    """A row of a comparison with the beginnings of long texts, and the numbers of results as the pages show them.
+    """A row of a comparison with the differing parts of long texts, and the numbers of results as the pages show them.
 
     Parameters keep all their digits.
     """
-    values = [value and cut(value, _COMPARED_CHARS) for value in row.values]
+    values = excerpts(row.values, _COMPARED_CHARS)
     if row.name.startswith("result."):
         values = [value and number(_parsed(value)) for value in values]
     return Row(cut(row.name, _COMPARED_CHARS), values)

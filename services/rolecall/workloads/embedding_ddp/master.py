@@ -4,6 +4,7 @@ import torch
 
 from rolecall.kit.worker import WorkerContext, call, worker_name
 from rolecall.spec.errors import Stopped
+from rolecall.spec.numbers import counted
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
 from rolecall.workloads.embedding_ddp.params import Params
@@ -15,7 +16,7 @@ def run(context: WorkerContext[Params]) -> None:
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = context.count(Role.PARAMETER_SERVER)
     rows = call(trainers[0], trainer.table_rows, timeout=0).wait()
-    context.report.event(f"the table has {rows} rows on {servers} parameter server(s)")
+    context.report.event(f"the table has {counted(rows, 'row')} on {counted(servers, 'parameter server')}")
     table = make_table(context, rows)
     # No timeout: the call lasts for the whole training, and fails if a trainer dies and its connection closes.
     trainings = [call(name, trainer.train, table, timeout=0) for name in trainers]

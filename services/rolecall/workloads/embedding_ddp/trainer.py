@@ -6,6 +6,7 @@ from torch.futures import Future
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.worker import Mailbox, WorkerContext
 from rolecall.spec.errors import Stopped
+from rolecall.spec.numbers import counted
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
@@ -21,7 +22,9 @@ def run(context: WorkerContext[Params]) -> None:
     dataset = open_dataset(context.params, context.cache)
     encoded = dataset.table
     if encoded.bad_rows and context.role_rank == 0:
-        context.report.event(f"{encoded.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
+        bad = counted(encoded.bad_rows, "row")
+        are = "is" if encoded.bad_rows == 1 else "are"
+        context.report.event(f"{bad} can't be parsed and {are} skipped; the log lists the first ones")
     require_same_in_group(encoded.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
         _table_size_requests.answer_one(lambda _: encoded.columns.num_ids)

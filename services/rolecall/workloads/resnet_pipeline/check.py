@@ -5,6 +5,7 @@ from importlib import import_module
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
 from rolecall.kit.params import check_precision
+from rolecall.spec.numbers import counted
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -18,12 +19,13 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
         max_stages = len(block_names(params.model))
     if stages % replicas or not 2 <= stages // replicas <= max_stages:
         raise ValueError(
-            f"{stages} stages for {replicas} replica(s): roles.stage is the total of all replicas, which each have at "
-            f"least 2 stages and at most one per block of the model; valid: {replicas} times 2 to {max_stages}"
+            f"{counted(stages, 'stage')} for {counted(replicas, 'replica')}: roles.stage is the total of all "
+            "replicas, which each have at least 2 stages and at most one per block of the model; "
+            f"valid: {replicas} times 2 to {max_stages}"
         )
     if params.cuts is not None and len(params.cuts) != stages // replicas - 1:
         raise ValueError(
-            f"cuts has {len(params.cuts)} block(s) for {stages // replicas} stages per replica; it needs "
+            f"cuts has {counted(len(params.cuts), 'block')} for {stages // replicas} stages per replica; it needs "
             f"{stages // replicas - 1}, one for each stage but the first"
         )
 

@@ -5,6 +5,7 @@ from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.params import Params
@@ -21,6 +22,6 @@ def run(context: WorkerContext[Params]) -> None:
             f"the text has {vocabulary} different tokens for {servers} parameter servers; use at most {vocabulary}"
         )
     if context.role_rank == 0:
-        context.report.event(f"{vocabulary} different tokens on {servers} parameter server(s)")
+        context.report.event(f"{counted(vocabulary, 'different token')} on {counted(servers, 'parameter server')}")
     shards = share_shards(context, sharded_vocabulary(context.params, vocabulary, servers))
     Training(context, corpus, shards).play()

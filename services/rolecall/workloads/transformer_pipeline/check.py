@@ -9,6 +9,7 @@ from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.params import check_precision
 from rolecall.kit.text.reading import check_text
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
 
@@ -19,13 +20,14 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     stages = ranks * params.stages_per_rank
     if params.named_cuts is not None and len(params.named_cuts) != stages - 1:
         raise ValueError(
-            f"cuts has {len(params.named_cuts)} block(s) for {stages} virtual stages; it needs {stages - 1}, one for "
-            "each stage but the first"
+            f"cuts has {counted(len(params.named_cuts), 'block')} for {counted(stages, 'virtual stage')}; "
+            f"it needs {stages - 1}, one for each stage but the first"
         )
     if params.cuts is None and params.whole_model is None and params.layers < stages:
         raise ValueError(
-            f"{ranks} pipeline ranks with {params.stages_per_rank} virtual stages each make {stages} virtual stages, "
-            f"but layers is {params.layers}; each needs a layer: set layers to at least {stages}, or use fewer stages"
+            f"{counted(ranks, 'pipeline rank')} with {counted(params.stages_per_rank, 'virtual stage')} each make "
+            f"{stages} virtual stages, but layers is {params.layers}; each needs a layer: set layers "
+            f"to at least {stages}, or use fewer stages"
         )
     _check_micro_batches(params, ranks, stages)
 

@@ -29,6 +29,7 @@ from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, Sched
 from rolecall.kit.text.params import Sample, Text, check_prompt, check_sequences
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
+from rolecall.spec.numbers import counted
 
 SplitMethod = Literal["manual", "tracer"]
 
@@ -259,12 +260,12 @@ class Params(TrainingParams):
         if self.stages_per_rank != own.virtual_stages:
             raise InputError(
                 f"virtual_stages is {self.stages_per_rank}, but the schedule has "
-                f"{_counted(own.virtual_stages, 'virtual stage')} on each rank; set it to {own.virtual_stages}"
+                f"{counted(own.virtual_stages, 'virtual stage')} on each rank; set it to {own.virtual_stages}"
             )
         if self.micro_batches != own.micro_batches:
             raise InputError(
                 f"micro_batches is {self.micro_batches}, but the schedule has "
-                f"{_counted(own.micro_batches, 'micro-batch', 'es')}; set it to {own.micro_batches}"
+                f"{counted(own.micro_batches, 'micro-batch')}; set it to {own.micro_batches}"
             )
         if self.activation_checkpointing and own.splits_backward:
             raise InputError(
@@ -306,8 +307,3 @@ class Params(TrainingParams):
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
             )
         return self
-
-
-def _counted(count: int, unit: str, ending: str = "s") -> str:
-    """Such as `1 micro-batch` or `2 virtual stages`."""
-    return f"{count} {unit}{ending * (count != 1)}"
