@@ -35,6 +35,8 @@ setup: $(INSTALLED)  ## Install everything into .venv (the other targets do it b
 demo: $(INSTALLED)  ## Train a recommender on UCI Adult with one parameter server and two trainers
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
 
+# The fast tests wait for a fifth of the time, and few have time limits.
+test-fast: WORKERS = 3
 test-fast: $(INSTALLED)  ## Run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
