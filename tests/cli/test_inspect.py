@@ -75,15 +75,20 @@ async def test_stacks_omit_what_every_worker_has(master: Client) -> None:
     server = "/lib/rolecall/worker/fork_server.py"
     frames = ("train.py:7 step", "main.py:9 run", f"{server}:170 Server._become_worker", "<frozen runpy>:88 _run_code")
     starting = ThreadStack(thread="other", frames=(f"{server}:86 Server.serve",))
-    threads = (ThreadStack(thread="MainThread", frames=frames), ThreadStack(thread="beat", frames=("a.py:1 b",)))
-    body = Answer(stacks=(*threads, starting)).model_dump_json().encode()
+    beating = ThreadStack(
+        thread="beat", frames=("/lib/rolecall/worker/outputs.py:72 keep_beating", "threading.py:1 run")
+    )
+    own = ThreadStack(thread="beat", frames=("drum.py:1 play",))
+    threads = (ThreadStack(thread="MainThread", frames=frames), beating, starting, own)
+    body = Answer(stacks=threads).model_dump_json().encode()
     job, node, _ = await running(master)
     shown = (await answered(master, node, body, "stacks", job)).out.splitlines()
     assert shown[:3] == ["trainer-0 on trainer-0, MainThread", "  train.py:7 step", "  main.py:9 run"]
-    assert shown[3:] == ["trainer-0 on trainer-0, other", f"  {server}:86 Server.serve"]
+    assert shown[3:5] == ["trainer-0 on trainer-0, other", f"  {server}:86 Server.serve"]
+    assert shown[5:] == ["trainer-0 on trainer-0, beat", "  drum.py:1 play"]
     everything = (await answered(master, node, body, "stacks", job, "--all")).out.splitlines()
     assert [text.strip() for text in everything[1:5]] == list(frames)
-    assert "trainer-0 on trainer-0, beat" in everything
+    assert everything.count("trainer-0 on trainer-0, beat") == 2
 
 
 async def test_a_profile_is_downloaded_when_it_is_stored(

@@ -90,6 +90,14 @@ def test_the_first_step_is_not_lost() -> None:
     assert sum(found.values()) + 9.0 == 21
 
 
+def test_an_attempt_without_a_step_takes_no_time_from_the_starts_before_it() -> None:
+    """The time that the first attempt spent counts until the second one reports its own."""
+    first = attempt(1, queued=0, started=10, first_step=15, ended=100)
+    second = attempt(2, queued=100, started=110, first_step=None, ended=None)
+    found = lost([first, second], TimeSpent(steps=85.0), JobState.RUNNING, created_at=START, until=at(120))
+    assert found[Loss.START] == 5 + 10
+
+
 async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = [attempt(1, queued=0, started=10, first_step=15, ended=100)]
 

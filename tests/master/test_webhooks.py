@@ -105,6 +105,7 @@ def test_tries_end_and_only_the_host_is_shown() -> None:
     assert all(next_try(tries, NOW) for tries in range(1, MAX_TRIES))
     assert only_host("https://a.example:8443/T0/secret?token=x") == "https://a.example:8443/***"
     assert only_host("https://me:secret@a.example") == "https://a.example/***"
+    assert only_host("http://[::1]:8443/T0") == "http://[::1]:8443/***"
     for other in ("hello", "me:secret@a.example", "secret:a", "https:///secret", "http://["):
         assert only_host(other) == "***"
 

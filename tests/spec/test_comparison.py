@@ -1,7 +1,10 @@
 """The differences of jobs."""
 
 import json
+import time
 from typing import Any
+
+from tests.cpu_time import is_within
 
 from rolecall.spec.comparison import differences, excerpts, leaves
 from rolecall.spec.job import JobDocument
@@ -104,3 +107,23 @@ def test_excerpts_of_short_or_equal_texts_are_their_beginnings() -> None:
     assert excerpts(["a", "b" * 60, None], 60) == ["a", "b" * 60, None]
     assert excerpts(["a" * 100, "b"], 60) == ["a" * 59 + "…", "b"]
     assert excerpts(["a" * 100] * 2, 60) == ["a" * 59 + "…"] * 2
+
+
+def test_an_excerpt_shows_that_a_text_goes_on() -> None:
+    """Of a text that ends between two parts, and of one that is short."""
+    long = "x" * 500
+    first, second, third, short = excerpts(
+        [long + "1" + long, long + "2" + long, "0123456789" * 10, "0.000123456789"], 60
+    )
+    assert third is not None
+    assert third.startswith("0123456789")
+    assert third.endswith("…")
+    assert short == "0.000123456789"
+    assert first != second
+
+
+def test_excerpts_of_large_texts_are_found_quickly() -> None:
+    texts = ["x" * 1_000_000 + str(number) for number in range(8)]
+    begin = time.thread_time()
+    assert len(set(excerpts(texts, 60))) == 8
+    assert is_within(time.thread_time() - begin, 0.05)

@@ -39,7 +39,7 @@ def audit_table(terminal: Terminal, entries: Sequence[AuditEntry]) -> Table:
     rows = [
         (
             str(entry.id),
-            f"{entry.at.astimezone():{'%m-%d %H:%M:%S' if is_brief else '%Y-%m-%d %H:%M:%S'}}",
+            _time(entry, is_brief=is_brief),
             escape(entry.token or "-"),
             escape(entry.address),
             escape(brief_action(entry.action) if is_brief else entry.action),
@@ -54,6 +54,16 @@ def audit_table(terminal: Terminal, entries: Sequence[AuditEntry]) -> Table:
     target = max(len(entry.target.partition("/")[0]) for entry in entries)
     shorten = {"TOKEN": 10, "ACTION": 13, "TARGET": min(max(len("TARGET"), target), _MAX_TARGET_CHARS)}
     return make_table(headings, rows, terminal, drop=("FROM", "CALLS", "ID"), shorten=shorten)
+
+
+def _time(entry: AuditEntry, *, is_brief: bool) -> str:
+    """The local time, without the year if it is the present one and there is little room."""
+    at = entry.at.astimezone()
+    return (
+        f"{at:%m-%d %H:%M:%S}"
+        if is_brief and at.year == datetime.now().astimezone().year
+        else f"{at:%Y-%m-%d %H:%M:%S}"
+    )
 
 
 def brief_action(action: str) -> str:

@@ -21,7 +21,7 @@ from rolecall.spec.visible import cut, one_line
 
 _RESULT = "result."
 _CHARS = 60
-"""Names and values can be long. A terminal shows this many characters of each."""
+"""Names and values can be long. A terminal shows about this many characters of each."""
 JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),

@@ -33,8 +33,8 @@ Steps = Annotated[
 Everything = Annotated[
     bool, typer.Option("--all", help="Also show the threads and calls that every worker of Rolecall has.")
 ]
-_REPORTING = frozenset({"beat", "measurements"})
-"""The names of the threads that report to the node."""
+_REPORTING = {"beat": "/rolecall/worker/outputs.py:", "measurements": "/rolecall/runtime/measuring.py:"}
+"""The threads that report to the node, with the files of their functions."""
 _FORK_SERVER = "/rolecall/worker/fork_server.py:"
 PathJson = Annotated[bool, typer.Option("--json", help="Print the path of the file as JSON.")]
 
@@ -78,7 +78,8 @@ def stacks(
 def relevant(threads: Iterable[ThreadStack]) -> Iterator[ThreadStack]:
     """The threads without those that every worker has, and their calls without those that start a worker. Pure."""
     for thread in threads:
-        if thread.thread not in _REPORTING:
+        file = _REPORTING.get(thread.thread)
+        if file is None or not any(file in frame for frame in thread.frames):
             own = tuple(takewhile(lambda frame: _FORK_SERVER not in frame, thread.frames))
             yield thread.model_copy(update={"frames": own}) if own else thread
 

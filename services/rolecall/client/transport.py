@@ -164,10 +164,9 @@ def _facts(problem: Mapping[str, Any]) -> str:
     """The given and the valid values in parentheses; without the given one if there is none or the message has it."""
     given = problem.get("given") or "null"
     named = given.strip('"')
-    message = problem["message"]
-    texts = (message, _THOUSANDS.sub("", message))
+    message = _THOUSANDS.sub("", problem["message"])
     # A message can't name an empty value, but every message contains it.
-    is_named = named.strip() and any(re.search(rf"(?<!\w){re.escape(named)}(?!\w)", text) for text in texts)
+    is_named = named.strip() and re.search(rf"(?<!\w){re.escape(named)}(?!\w)", message)
     facts = [f"given: {given}"] if given != "null" and not is_named else []
     facts += [f"valid: {problem['legal']}"] if problem.get("legal") else []
     return f" ({'; '.join(facts)})" if facts else ""

@@ -262,10 +262,10 @@ def _selected(root: Schema, schema: Schema, part: str | int) -> Schema | None:
     The union can itself be an alternative, next to null. If a validator makes objects of names, the schema of its input
     lists the names and the alternatives, without the field that selects.
     """
-    if "anyOf" not in schema and "oneOf" not in schema:
+    if not isinstance(part, str) or ("anyOf" not in schema and "oneOf" not in schema):
         return None
     for choice in _choices(root, schema):
-        tags = cast(Mapping[str | int, str], choice.get("discriminator", {}).get("mapping", {}))
+        tags = cast(Mapping[str, str], choice.get("discriminator", {}).get("mapping", {}))
         if part in tags:
             return resolved(root, {"$ref": tags[part]})
         if (name := selector(choice)) and choice["properties"][name]["const"] == part:

@@ -82,15 +82,17 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
     """The goodput of a job whose `current` attempt runs at `until`, or ended then.
 
     The worker's clock measures `spent`; the other times are the master's, so that small differences count as nothing.
-    The share and the losses add up to the whole time. The first step is in `spent`, although the start lasts until the
-    step's end, when the master learns of it: what is counted twice is no loss.
     """
     whole = past.then(current, created_at, until)
+    start = whole.start - past.start
     rest = whole.run - past.run - (spent.total - spent.resumed)
+    if current.first_step_at is not None:
+        # The master learns of the first step at its end, but `spent` has the step, too: it is no loss.
+        start = max(0.0, start + min(0.0, rest))
     lost = {
         Loss.QUEUE: whole.queue,
         Loss.PAUSED: whole.paused,
-        Loss.START: max(0.0, whole.start + min(0.0, rest)),
+        Loss.START: past.start + start,
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
         Loss.FINISH: spent.finish,

@@ -82,6 +82,6 @@ def _explain(problem: Any, schema: dict[str, Any]) -> str:
     given, choices = problem["input"], members(field)
     # The value is shown if it is an entry of a list, of which others can be valid, or should be a listed one.
     if isinstance(given, str) and not is_secret and (rest or choices) and message.startswith("it "):
-        near = most_similar(given[:_SHOWN_CHARS], choices) if choices else None
+        near = most_similar(given[:_SHOWN_CHARS], map(str, choices)) if choices else None
         message = f"'{one_line(cut(given, _SHOWN_CHARS))}' {message[3:]}" + f"; did you mean '{near}'?" * bool(near)
     return f"{name}: {message}" + (f" (valid: {valid})" if valid not in message else "")

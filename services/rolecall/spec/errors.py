@@ -2,9 +2,9 @@
 
 PROBLEM_PREFIX = "urn:rolecall:problem:"
 """The beginning of `type` in each problem document of a master, which no proxy's answer has."""
-_MIN_NAME = 3
 STANDBY = "standby"
 """The rest of `type` in the problem documents of a master that does not lead yet."""
+_MIN_NAME = 3
 
 
 class RolecallError(Exception):

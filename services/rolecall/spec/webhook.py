@@ -17,7 +17,8 @@ def only_host(url: str) -> str:
     """The URL without what can be a secret, such as the paths of many chat services. Other text can be one itself."""
     try:
         parts = urlsplit(url)
-        host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+        name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        host = f"{name}:{parts.port}" if parts.port else name
     except ValueError:
         return HIDDEN
     return f"{parts.scheme}://{host}/{HIDDEN}" if parts.scheme and host else HIDDEN

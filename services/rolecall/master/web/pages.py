@@ -37,7 +37,7 @@ from rolecall.spec.api import (
     WorkloadDocument,
     WorkloadList,
 )
-from rolecall.spec.comparison import OTHER_WORKLOADS, differences, have_one_workload
+from rolecall.spec.comparison import OTHER_WORKLOADS, Row, differences, have_one_workload
 from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
@@ -130,7 +130,12 @@ async def compare(
     jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
     workloads = {name: await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)}
     schemas = {name: one.params for name, one in workloads.items() if one}
-    rows = await master.chart_threads.run(caller.name, differences, jobs, schemas)
+
+    def compare() -> tuple[list[Row], int]:
+        found = differences(jobs, schemas)
+        return [readable(row) for row in found[:_MAX_DIFFERENCES]], max(0, len(found) - _MAX_DIFFERENCES)
+
+    rows, omitted = await master.chart_threads.run(caller.name, compare)
     recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,
@@ -139,8 +144,8 @@ async def compare(
         jobs=jobs,
         names={one.id: one.name for one in jobs},
         recent=recent.jobs,
-        rows=[readable(row) for row in rows[:_MAX_DIFFERENCES]],
-        omitted=max(0, len(rows) - _MAX_DIFFERENCES),
+        rows=rows,
+        omitted=omitted,
         hint="" if have_one_workload(jobs) else OTHER_WORKLOADS,
         metrics=declared_metrics(workloads.values()),
         most=_MAX_COMPARED,

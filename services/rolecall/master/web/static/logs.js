@@ -31,7 +31,7 @@ function startLog(box) {
   let source = null;
   let retry = 0;
   let typing = 0;
-  let endedWith = 0; // The newest attempt when the stream ended.
+  let endedWith = Infinity; // The newest attempt when the stream ended.
 
   const scroll = () => { if (stay.checked) view.scrollTop = view.scrollHeight; };
 
