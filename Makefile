@@ -25,7 +25,7 @@ WITH_DEV = --upgrade --group pyproject.toml:dev pyproject.toml -
 BUILD_REQUIRES = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu bench check lock audit sbom clean
+.PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu bench check lint types lock audit sbom clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -56,7 +56,7 @@ test-gpu: $(if $(WHEELS),,$(INSTALLED))  ## Run what needs an NVIDIA GPU, and wr
 wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs in addition to torch, for a machine without network, to build/wheels
 	$(BIN)/python -m tests.gpu.wheels build/wheels
 
-bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
+bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one, BENCH=overheads for the costs of the service), report in build/bench
 	@mkdir -p build
 	sed -E '/^ +--hash/d; s/ \\$$//' $(LOCK) > build/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt cloudpickle matplotlib pandas
@@ -64,10 +64,15 @@ bench: $(INSTALLED)  ## Compare the speed of every workload with one process and
 	$(BIN)/python -m benchmarks $(BENCH) --out build/bench
 
 check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types
+
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+types: $(INSTALLED)
+	$(BIN)/pyright
 
 lock: $(INSTALLED)  ## Resolve the locks again: requirements.lock, its parts for the images and for building the wheel, and the lowest versions
 	$(BIN)/pip install --quiet uv

@@ -4,6 +4,7 @@ import statistics
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,18 @@ class Run:
     """CPU milliseconds per step, by process."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     """Largest resident memory, by process."""
+    anonymous_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The part of it that is no file: the largest anonymous memory, by process."""
+    private_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The part of that which no other process has: workers share the modules that their fork server has imported."""
+    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Seconds of all steps by activity of the main thread, by process."""
+    bubble: float | None = None
+    """The measured share of the stages' time without computation."""
+    bubble_theory: float | None = None
+    """The same for equal stages and instant communication."""
+    bubble_simulated: float | None = None
+    """The same for the measured passes of each stage and instant communication."""
     first_step_s: float = 0.0
     """Seconds from the start of the processes to the end of the first step, without the import of torch."""
 
@@ -36,12 +49,38 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """A contender's rate must be at least `factor` times that of another one."""
+class Goal(ABC):
+    """A figure that a contender should reach."""
 
     contender: str
-    factor: float
-    other: str
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The goal, in a phrase."""
+
+    @abstractmethod
+    def measure(self, result: "Result") -> float: ...
+
+    @abstractmethod
+    def is_reached(self, measured: float) -> bool: ...
+
+    @abstractmethod
+    def figure(self, measured: float) -> str:
+        """The measured value with its unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least that a step has to compute and to move, whatever the contender."""
+
+    units: float
+    """The units of the step."""
+    flops: float
+    bytes: float
+    """Bytes that are read or written."""
+    derivation: str
+    """The origin of these numbers, in a phrase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +93,7 @@ class Contest:
     """The work, in a sentence."""
     contenders: Sequence[Contender]
     goals: Sequence[Goal] = ()
+    floor: Floor | None = None
     rounds: int = 3
 
 

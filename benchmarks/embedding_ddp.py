@@ -1,18 +1,17 @@
+# pyright: standard
 """`embedding-ddp`: a table on parameter servers, compared with one process with the whole table."""
 
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import nn
-
-from benchmarks.contest import Contender, Contest, Goal
-from benchmarks.processes import CORES, SKIPPED, Step, alone, gang
-from rolecall.kit.parameter_server import ShardSpec
+from benchmarks import ddp_table
+from benchmarks.contest import Contender, Contest, Floor
+from benchmarks.ddp_table.trainer import make_step, make_whole
+from benchmarks.goals import MemoryGoal, RateGoal
+from benchmarks.machine import CORES
+from benchmarks.processes import SKIPPED, Step, alone, gang
 from rolecall.spec.role import Role
-from rolecall.workloads.embedding_ddp.build import make_dense, open_dataset, sharded_table
-from rolecall.workloads.embedding_ddp.model import pool
+from rolecall.workloads.embedding_ddp.build import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
 BATCH, COLUMNS, ROWS = 4096, 26, 1_000_000
@@ -38,23 +37,9 @@ def one_process(folder: Path) -> Step:
     """Plain PyTorch: the table and its optimizer in the process that trains."""
     own = Params.model_validate(params())
     dataset = open_dataset(own, folder / "cache")
-    rows = dataset.table.columns.num_ids
-    table = nn.Embedding(rows, own.embedding_dim, sparse=True)
-    table.load_state_dict(sharded_table(own, rows, 1).make(ShardSpec(0, 1, rows)).state_dict())
-    dense = make_dense(own, dataset.dense_inputs, dataset.classes)
-    optimizers = (torch.optim.Adagrad(table.parameters(), lr=0.01), torch.optim.Adam(dense.parameters(), fused=True))
-    batches = dataset.train_batches(0, 0, 0, 1)
-
-    def step() -> None:
-        batch = next(batches)
-        loss = F.binary_cross_entropy_with_logits(dense(pool(table(batch.ids), batch), batch.numeric), batch.labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    return step
+    model = make_whole(own, dataset)
+    train, batches = make_step(model, model), dataset.train_batches(0, 0, 0, 1)
+    return lambda: train(next(batches))
 
 
 def _gang(servers: int, **more: Any) -> Any:
@@ -64,6 +49,17 @@ def _gang(servers: int, **more: Any) -> Any:
     return gang("embedding-ddp", params(**more), roles, reporter="trainer-0", threads=threads)
 
 
+_VECTORS, _DISTINCT = BATCH * COLUMNS, 40_500
+"""The looked-up vectors of a step, and how many of them differ."""
+_STORED_BYTES = 2 * ROWS * 64 * 4
+"""The table, and Adagrad's sums of squares."""
+_DENSE = (13 + COLUMNS * 64) * 128 + 128 * 64 + 64
+
+
+def _ddp() -> Any:
+    return gang(ddp_table.WORKLOAD, params(), {Role.TRAINER: 2}, reporter="trainer-0")
+
+
 CONTESTS = (
     Contest(
         title="embedding-ddp",
@@ -71,6 +67,7 @@ CONTESTS = (
         work=f"{ROWS:,} embeddings of 64 numbers, {BATCH:,} rows of {COLUMNS} ids per step, Adagrad, two trainers",
         contenders=[
             Contender("one process", alone(one_process, STEPS, units_per_step=BATCH), is_limit=True),
+            Contender("DDP alone", _ddp()),
             Contender("tutorial protocol", _gang(1, protocol="tutorial")),
             Contender("sync, 1 server", _gang(1)),
             Contender("async, 1 server", _gang(1, protocol="async")),
@@ -79,10 +76,23 @@ CONTESTS = (
             Contender("sync, 2 servers", _gang(2)),
         ],
         goals=[
-            Goal("sync, 1 server", 0.9, "one process"),
-            Goal("async, 1 server", 1.0, "one process"),
-            Goal("async, staleness 1", 1.0, "one process"),
-            Goal("sync, 2 servers", 1.0, "sync, 1 server"),
+            RateGoal("sync, 1 server", 0.9, "one process"),
+            RateGoal("async, 1 server", 1.0, "one process"),
+            RateGoal("async, staleness 1", 1.0, "one process"),
+            RateGoal("sync, 2 servers", 1.0, "sync, 1 server"),
+            *(
+                MemoryGoal(
+                    name, Role.PARAMETER_SERVER, _STORED_BYTES / servers, "its rows and their optimizer state", 0.2
+                )
+                for name, servers in (("sync, 1 server", 1), ("async, 1 server", 1), ("sync, 2 servers", 2))
+            ),
         ],
+        floor=Floor(
+            BATCH,
+            6 * BATCH * _DENSE,
+            64 * 4 * (4 * _VECTORS + 5 * _DISTINCT),
+            "the dense part's matrix products; vectors and their gradients written and read once, Adagrad's rows read "
+            "and written",
+        ),
     ),
 )

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -70,14 +70,14 @@ def start_times(client: Client, request: dict[str, Any]) -> StartTimes:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Client]:
+def cluster(folder: Path) -> Generator[Client]:
     """A client of a local cluster while the body runs, with its data in `folder`."""
     with local(folder) as connection, Client(connection) as client:
         yield client
 
 
 @contextmanager
-def local(folder: Path) -> Iterator[Connection]:
+def local(folder: Path) -> Generator[Connection]:
     """A local cluster while the body runs, with its data in `folder`."""
     command = [sys.executable, "-m", "rolecall.cli", "local", "--json", "--port", "0", "--data", str(folder), *_NODES]
     # The stored connection of this user's own cluster remains as it is.

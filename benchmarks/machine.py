@@ -6,9 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+CORES = 2
+"""The number of CPU cores of every contender."""
+_PACKAGES = ("numpy", "gymnasium", "stable-baselines3")
 
 
 def describe() -> dict[str, str | float]:
@@ -22,6 +27,7 @@ def describe() -> dict[str, str | float]:
         "torch": torch.__version__,
         "rolecall": version("rolecall"),
         "commit": _commit(),
+        "packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES if find_spec(name.replace("-", "_"))),
         "gflops_per_thread": round(_gflops(), 1),
         "copy_gb_per_s": round(_copy_gb_per_s(), 1),
     }

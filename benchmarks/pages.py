@@ -1,3 +1,4 @@
+# pyright: standard
 """Measures the pages and curves of a large job: `python -m benchmarks.pages [--workers N] [--kibibytes N]`.
 
 Starts a master, registers two nodes that run no processes, and submits a job whose trainers have long step series.
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Users(httpx.Client):
 
 
 @contextmanager
-def master(folder: Path) -> Iterator[Users]:
+def master(folder: Path) -> Generator[Users]:
     """A client of a master that runs while the body does, with its data in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

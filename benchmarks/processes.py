@@ -4,9 +4,9 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,21 +14,26 @@ from typing import Any
 import torch
 
 from benchmarks.contest import Run
+from benchmarks.machine import CORES
 from rolecall.spec.role import Role
+from rolecall.spec.timeline import STEP_CATEGORIES
+from rolecall.spec.workload import Workload
 from rolecall.testing import run_gang
 from rolecall.testing.gang import processes
 
-CORES = 2
-"""The number of CPU cores of every contender."""
 SKIPPED = 5
 """The first steps, which allocate memory and fill caches."""
+_GROWTH_BYTES = 1 << 20
+"""The growth after which a process's private memory is read again: the kernel goes through all of its pages."""
+_INTERVAL_S = 2.0
+"""It is also read at this interval: writes to inherited pages make them private, but are no growth."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 Step = Callable[[], object]
 
 
 def gang(
-    workload: str,
+    workload: str | Workload[Any],
     params: Mapping[str, Any],
     roles: Mapping[Role, int],
     *,
@@ -44,7 +49,18 @@ def gang(
         with on_cores():
             begin_s = time.monotonic()
             result = run_gang(workload, dict(params), roles, folder, threads=threads, on_start=usage.follow)
-        return usage.run_of(result.step_ends[reporter], result.samples[reporter], skipped, begin_s)
+        run = usage.run_of(result.step_ends[reporter], result.samples[reporter], skipped, begin_s)
+        in_steps = {
+            name: {activity: spent for activity, spent in seconds.items() if activity in STEP_CATEGORIES}
+            for name, seconds in result.seconds.items()
+        }
+        return replace(
+            run,
+            seconds={name: spent for name, spent in in_steps.items() if any(spent.values())},
+            bubble=result.result.get("bubble_measured"),
+            bubble_theory=result.result.get("bubble_theory"),
+            bubble_simulated=result.result.get("bubble_simulated"),
+        )
 
     return run
 
@@ -92,7 +108,7 @@ def _run_alone(prepare: Callable[[Path], Step], steps: int, threads: int, folder
 
 
 @contextmanager
-def on_cores() -> Iterator[None]:
+def on_cores() -> Generator[None]:
     """Processes that are started within use the first `CORES` cores of this process."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:CORES])
@@ -108,6 +124,12 @@ class _Process:
     times_s: list[float] = field(default_factory=list[float])
     cpu_s: list[float] = field(default_factory=list[float])
     peak_bytes: int = 0
+    anonymous_bytes: int = 0
+    private_bytes: int = 0
+    _read_at_bytes: int = 0
+    """The anonymous memory when the private part was read."""
+    _read_at_s: float = 0.0
+    """The time at that moment."""
 
     def look(self) -> bool:
         """Note the CPU time and memory so far. Returns False if the process has ended."""
@@ -120,9 +142,22 @@ class _Process:
             return False
         self.times_s.append(time.monotonic())
         self.cpu_s.append((int(stat[11]) + int(stat[12])) / _TICKS_PER_S)
-        peak = next((line for line in status.splitlines() if line.startswith("VmHWM")), "VmHWM: 0 kB")
-        self.peak_bytes = max(self.peak_bytes, int(peak.split()[1]) * 1024)
+        sizes = {line.partition(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith("kB")}
+        self.peak_bytes = max(self.peak_bytes, int(sizes.get("VmHWM", 0)) * 1024)
+        self.anonymous_bytes = max(self.anonymous_bytes, int(sizes.get("RssAnon", 0)) * 1024)
+        has_grown = self.anonymous_bytes > self._read_at_bytes + _GROWTH_BYTES
+        if has_grown or self.times_s[-1] > self._read_at_s + _INTERVAL_S:
+            self._read_at_bytes, self._read_at_s = self.anonymous_bytes, self.times_s[-1]
+            self.private_bytes = max(self.private_bytes, self._read_private_bytes())
         return True
+
+    def _read_private_bytes(self) -> int:
+        """The pages that the process has written and shares with no other one."""
+        try:
+            lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # The process has ended.
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024
 
     def cpu_between(self, begin_s: float, end_s: float) -> float:
         """CPU seconds between two times, interpolated."""
@@ -167,5 +202,7 @@ class Usage:
             step_ms=(last - first) / count * 1e3,
             cpu_ms={name: one.cpu_between(first, last) / count * 1e3 for name, one in self._processes.items()},
             peak_bytes={name: one.peak_bytes for name, one in self._processes.items()},
+            anonymous_bytes={name: one.anonymous_bytes for name, one in self._processes.items()},
+            private_bytes={name: one.private_bytes for name, one in self._processes.items()},
             first_step_s=ends_s[0] - begin_s,
         )

@@ -1,3 +1,4 @@
+# pyright: standard
 """`rnn-lm`: embedding and decoder on parameter servers, compared with one process."""
 
 from pathlib import Path
@@ -6,8 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from benchmarks.contest import Contender, Contest, Goal
-from benchmarks.processes import CORES, SKIPPED, Step, alone, gang
+from benchmarks.contest import Contender, Contest, Floor
+from benchmarks.goals import RateGoal
+from benchmarks.machine import CORES
+from benchmarks.processes import SKIPPED, Step, alone, gang
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.export import shape_of
@@ -74,6 +77,10 @@ def _gang(servers: int, trainers: int, server_threads: int = 1, **more: Any) -> 
     return gang("rnn-lm", params(**more), roles, reporter="trainer-0", threads=threads)
 
 
+_HIDDEN = 256
+_MATRICES = 2 * 4 * (_HIDDEN + _HIDDEN) * _HIDDEN + _HIDDEN * VOCABULARY
+"""The weights of two LSTM layers with four gates each, and of the decoder."""
+
 CONTESTS = (
     Contest(
         title="rnn-lm",
@@ -89,8 +96,14 @@ CONTESTS = (
             Contender("sync, 1 server, 1 trainer", _gang(1, 1)),
         ],
         goals=[
-            Goal("sync, 2 servers of two threads, 2 trainers", 0.9, "one process"),
-            Goal("sync, 1 server of two threads, 1 trainer", 0.9, "one process"),
+            RateGoal("sync, 2 servers of two threads, 2 trainers", 0.9, "one process"),
+            RateGoal("sync, 1 server of two threads, 1 trainer", 0.9, "one process"),
         ],
+        floor=Floor(
+            TOKENS_PER_STEP,
+            6 * TOKENS_PER_STEP * _MATRICES,
+            3 * 4 * _MATRICES + 4 * 4 * TOKENS_PER_STEP * VOCABULARY,
+            "matrix products; SGD's passes over weights, and two over the logits and their gradients",
+        ),
     ),
 )

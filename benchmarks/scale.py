@@ -1,7 +1,9 @@
+# pyright: standard
 """Runs gangs of several sizes on two cores, and predicts clusters from them: `python -m benchmarks.scale [--out FILE]`.
 
-All workers have one thread, and each trainer or observer the same amount of work, whatever their number. The table
-compares each run with the prediction of `scale_model` from costs that are fitted to all runs.
+All workers have one thread, and each trainer or observer the same amount of work, whatever their number. The costs of
+`scale_model` are fitted to the runs of smaller gangs. The first table compares each run with its prediction, also the
+runs of the largest gangs, which are held out of the fit: their errors show how well the model predicts larger gangs.
 """
 
 import argparse
@@ -17,8 +19,8 @@ from torch import nn
 
 from benchmarks import embedding_ddp, reinforce, scale_model, transformer_pipeline
 from benchmarks.contest import Run
-from benchmarks.machine import describe
-from benchmarks.processes import CORES, SKIPPED, gang
+from benchmarks.machine import CORES, describe
+from benchmarks.processes import SKIPPED, gang
 from benchmarks.scale_model import GIGABIT, LINKS, NODES, EmbeddingCosts, PipelineCosts, Prediction, ReinforceCosts
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import make_dense, open_dataset
@@ -31,6 +33,13 @@ EMBEDDING = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (3, 4), (4, 4))
 """Servers and trainers."""
 STAGES = (2, 3, 4)
 OBSERVERS = (1, 2, 4, 8)
+HELD_OUT = {
+    ("embedding-ddp", (1, 8)),
+    ("embedding-ddp", (4, 4)),
+    ("transformer-pipeline", (4, 1)),
+    ("reinforce", (1, 8)),
+}
+"""The gangs to whose runs no costs are fitted: the most trainers and servers, stages, and observers."""
 _FLOAT = 4
 _PIPELINE = transformer_pipeline.Params.model_validate(transformer_pipeline.params())
 
@@ -43,6 +52,10 @@ class Measured:
     counts: tuple[int, int]
     """Servers and trainers, stages and replicas, or agents and observers."""
     run: Run
+
+    @property
+    def is_held_out(self) -> bool:
+        return (self.workload, self.counts) in HELD_OUT
 
     def cpu_s(self, role: str) -> float:
         """CPU seconds per step of all workers of a role."""
@@ -138,8 +151,9 @@ class Costs:
 
 
 def fitted(runs: Sequence[Measured]) -> Costs:
-    """The costs of all workloads."""
-    of = {name: [one for one in runs if one.workload == name] for name in {one.workload for one in runs}}
+    """The costs of all workloads, from the runs that are not held out."""
+    kept = [one for one in runs if not one.is_held_out]
+    of = {name: [one for one in kept if one.workload == name] for name in {one.workload for one in kept}}
     return Costs(
         embedding_costs(of["embedding-ddp"]),
         pipeline_costs(of["transformer-pipeline"]),
@@ -168,14 +182,46 @@ def clusters(costs: Costs, nodes: int, link: float) -> dict[str, Prediction]:
     }
 
 
-def report(runs: Sequence[Measured], costs: Costs) -> str:
-    """Markdown: the runs with their predictions, and the predictions of clusters."""
-    lines = ["| workload | gang | CPU in use | units/s | predicted | error |", "|---|---|---|---|---|---|"]
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run and its prediction."""
+
+    workload: str
+    gang: str
+    cpu_use: float
+    """The share of the cores that was busy."""
+    rate: float
+    predicted: float
+    error: float
+    """Of the prediction, relative to the run."""
+    is_held_out: bool
+
+
+def compare(runs: Sequence[Measured], costs: Costs) -> list[Comparison]:
+    """All runs with their predictions."""
+    found: list[Comparison] = []
     for one in runs:
-        found, run = on_this_machine(costs, one), one.run
+        predicted, run = on_this_machine(costs, one), one.run
         use = sum(run.cpu_ms.values()) / run.step_ms / CORES
-        error = f"{found.rate / run.rate - 1:+.0%}"
-        lines.append(f"| `{one.workload}` | {found.gang} | {use:.0%} | {run.rate:,.0f} | {found.rate:,.0f} | {error} |")
+        error = predicted.rate / run.rate - 1
+        found.append(Comparison(one.workload, predicted.gang, use, run.rate, predicted.rate, error, one.is_held_out))
+    return found
+
+
+def report(runs: Sequence[Measured], costs: Costs) -> str:
+    """Markdown: the runs with their predictions, the largest errors, and the predictions of clusters."""
+    compared = compare(runs, costs)
+    lines = [
+        "| workload | gang | CPU in use | units/s | predicted | error | held out |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in compared:
+        figures = f"{one.cpu_use:.0%} | {one.rate:,.0f} | {one.predicted:,.0f} | {one.error:+.0%}"
+        lines.append(f"| `{one.workload}` | {one.gang} | {figures} | {'yes' if one.is_held_out else ''} |")
+    lines += ["", "| workload | largest error of runs in the fit | of runs that are held out |", "|---|---|---|"]
+    for workload in dict.fromkeys(one.workload for one in compared):
+        largest = (_largest_error(compared, workload, is_held_out=held_out) for held_out in (False, True))
+        lines.append(f"| `{workload}` | {' | '.join(largest)} |")
     heads = " | ".join(f"{link} Gb/s" for link in LINKS)
     lines += ["", f"| workload | nodes | {heads} | gang at {LINKS[-1]} Gb/s | takes most of a step |"]
     lines.append("|---" * (len(LINKS) + 4) + "|")
@@ -188,16 +234,29 @@ def report(runs: Sequence[Measured], costs: Costs) -> str:
     return "\n".join(lines)
 
 
+def _largest_error(compared: Sequence[Comparison], workload: str, *, is_held_out: bool) -> str:
+    chosen = [one for one in compared if one.workload == workload and one.is_held_out == is_held_out]
+    worst = max(chosen, key=lambda one: abs(one.error))
+    return f"{worst.error:+.0%} ({worst.gang})"
+
+
 def main() -> None:
     """Run, print the report, and write the runs and the costs as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/scale.json"), help="file for the runs and the costs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/scale.json"), help="file for the runs, the costs and the predictions"
+    )
     options = parser.parse_args()
     os.environ["PYTHONWARNINGS"] = "ignore"  # Of the gangs, whose processes begin after this.
     runs = measure()
     costs = fitted(runs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {"machine": describe(), "runs": [asdict(one) for one in runs], "costs": asdict(costs)}
+    document = {
+        "machine": describe(),
+        "runs": [asdict(one) for one in runs],
+        "costs": asdict(costs),
+        "predictions": [asdict(one) for one in compare(runs, costs)],
+    }
     options.out.write_text(json.dumps(document, indent=1, default=str))
     print(report(runs, costs))
 

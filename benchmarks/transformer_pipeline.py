@@ -1,3 +1,4 @@
+# pyright: standard
 """`transformer-pipeline`: schedules on two stages with one thread each, compared with one process."""
 
 from pathlib import Path
@@ -6,13 +7,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from benchmarks.contest import Contender, Contest, Goal
+from benchmarks.contest import Contender, Contest, Floor
+from benchmarks.goals import BubbleGoal, MemoryShareGoal, RateGoal
 from benchmarks.processes import Step, alone, gang
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.build import build_decoder, decoder_shape
 from rolecall.workloads.transformer_pipeline.params import Params
 
 BATCH, CONTEXT, VOCABULARY = 32, 128, 4096
+LAYERS, DIM = 8, 256
 STEPS, SKIPPED = 8, 2
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
 
@@ -23,8 +26,8 @@ def params(**more: Any) -> dict[str, Any]:
     return {
         "text": {"synthetic": {"tokens": tokens, "vocabulary": VOCABULARY, "source": "markov"}, "validation": 0.0},
         "context": CONTEXT,
-        "layers": 8,
-        "dim": 256,
+        "layers": LAYERS,
+        "dim": DIM,
         "batch_size": BATCH,
         "micro_batches": 8,
         "epochs": 1,
@@ -67,15 +70,29 @@ def _gang(schedule: str) -> Any:
     )
 
 
+_MATRICES = LAYERS * (4 * DIM**2 + 2 * DIM * 4 * DIM) + DIM * VOCABULARY
+"""The weights of attention, of the perceptrons, whose hidden layer is four times as wide, and of the output."""
+_FLOPS = 6 * BATCH * CONTEXT * (_MATRICES + LAYERS * CONTEXT * DIM)
+"""Forward pass and twice as much backward, each with a product and a sum; attention reads half of the context twice."""
+
 CONTESTS = (
     Contest(
         title="transformer-pipeline",
         unit="samples",
-        work=f"8 layers of 256, context {CONTEXT}, {BATCH} samples in 8 micro-batches, two stages of one thread",
+        work=f"8 layers of 256, context {CONTEXT}, {BATCH} samples in 8 micro-batches, two stages of one thread; "
+        "GPipe is the schedule of the PyTorch tutorial",
         contenders=[
             Contender("one process", alone(one_process, STEPS, units_per_step=BATCH, skipped=SKIPPED), is_limit=True),
             *(Contender(schedule, _gang(schedule)) for schedule in SCHEDULES),
         ],
-        goals=[Goal(schedule, 1.05, "one process") for schedule in SCHEDULES],
+        goals=[
+            *(RateGoal(schedule, 1.05, "one process") for schedule in SCHEDULES),
+            *(BubbleGoal(schedule, 4) for schedule in SCHEDULES),
+            *(BubbleGoal(schedule, 4, "measured") for schedule in SCHEDULES),
+            *(MemoryShareGoal(schedule, Role.STAGE, 0.6, "one process") for schedule in SCHEDULES),
+        ],
+        floor=Floor(
+            BATCH, _FLOPS, 7 * 4 * (_MATRICES + VOCABULARY * DIM), "matrix products; AdamW's passes over weights"
+        ),
     ),
 )

@@ -234,7 +234,7 @@ def _time() -> Iterator[Panel]:
 def _rpc() -> Iterator[Panel]:
     latency = f"{_rate('rpc_seconds_total', 'role, peer')} / {_rate('rpc_calls_total', 'role, peer')}"
     yield graph("RPC latency", "Mean time from call to response.", "s", (latency, "{{role}} to {{peer}}"))
-    sent, received = (_rate(f"rpc_{way}_bytes_total", "role, peer") for way in ("sent", "received"))
+    sent, received = (_rate(f"rpc_{direction}_bytes_total", "role, peer") for direction in ("sent", "received"))
     queries = (sent, "{{role}} to {{peer}}: arguments"), (received, "{{role}} to {{peer}}: responses")
     yield graph("RPC traffic", "Bytes of tensors in the calls of workers and in the responses.", "Bps", *queries)
 
@@ -289,7 +289,7 @@ def _reinforce() -> Iterator[Panel]:
     requests, batches, seconds = (
         _rate(f"inference_{what}_total", "rank") for what in ("requests", "batches", "seconds")
     )
-    text = "Mean time from an observer's request for actions to the agent's answer."
+    text = "Mean time of a request for actions from its arrival at the agent to the answer."
     yield graph("Inference latency", text, "s", (f"{seconds} / {requests}", "agent"))
     text = "Mean number of requests that the agent answers together."
     yield graph("Inference batch", text, "short", (f"{requests} / {batches}", "requests"))

@@ -9,7 +9,7 @@ class ManualClock:
     """Call it for the time. `pauses` are the sleeps so far; `sleep_async` lets other tasks run."""
 
     now: float = 0.0
-    pauses: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list[float])
 
     def __call__(self) -> float:
         return self.now

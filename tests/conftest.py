@@ -1,3 +1,4 @@
+# pyright: standard
 """A real cluster (`rolecall local` on a free port, its data folder its own), rows to train on, a private PostgreSQL."""
 
 import gc
@@ -7,11 +8,10 @@ import pwd
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,7 @@ import psutil
 import psycopg
 import pytest
 from hypothesis import settings
+from tests.ports import free_port
 from tests.prerequisites import require_programs, unavailable
 from tests.rows import write_rows
 from tests.running import Running
@@ -68,7 +69,7 @@ _LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
 
 
 def is_thorough() -> bool:
-    """Whether a developer has chosen many random examples with `--hypothesis-profile=thorough`."""
+    """True if a developer has chosen many random examples with `--hypothesis-profile=thorough`."""
     return settings.get_current_profile_name() == "thorough"
 
 
@@ -158,7 +159,7 @@ class Cluster(Running):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a shell needs to reach it."""
+        """The environment variables with which a shell reaches it."""
         return os.environ | {"ROLECALL_URL": self.url, "ROLECALL_TOKEN": self.token}
 
     @property
@@ -181,7 +182,7 @@ class Cluster(Running):
 @contextmanager
 def running_cluster(
     data: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Cluster]:
+) -> Generator[Cluster]:
     """Start a cluster, `environment` added to its own; when left, end it and assert that nothing of it still runs."""
     whole = {
         **os.environ,
@@ -266,7 +267,7 @@ def without_loops(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Whether torch or the loops in C compute."""
+    """Lets torch compute, then the loops in C."""
     from rolecall.kit.native import library  # Most tests don't need torch.
 
     is_native = request.param == "native"
@@ -289,8 +290,7 @@ def postgres_url() -> Iterator[str]:
     folder = Path(mkdtemp(prefix="rolecall-postgres-", dir="/tmp"))
     if account:
         shutil.chown(folder, account["user"], account["group"])  # type: ignore[call-overload]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = f"-c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
 
     def run(*command: str | Path) -> None:

@@ -1,18 +1,19 @@
+# pyright: standard
 """Containers as processes: `python -m rolecall` with an environment of its own, which may be a bad one."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.ports import free_port
 
 TOKEN, NODE_TOKEN = "u" * 16, "n" * 16
 HEALTHCHECK = Path(__file__).parents[1] / "docker/healthcheck"
@@ -29,7 +30,7 @@ class Container:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Its output so far."""
         return self.log.read_text()
 
     def ends(self, timeout: float = 30) -> int:
@@ -56,7 +57,7 @@ class Container:
         return found if found and all(found[key] == value for key, value in wanted.items()) else None
 
     def finding(self, name: str, check: str) -> dict[str, str] | None:
-        """What the node of that name found in one check."""
+        """The findings of one check by the node of that name."""
         node = self.node(name)
         return next((one for one in node["findings"] if one["check"] == check), None) if node else None
 
@@ -64,12 +65,6 @@ class Container:
 def bearer(token: str) -> dict[str, str]:
     """The header with a token."""
     return {"Authorization": f"Bearer {token}"}
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def environment(data: Path, **given: str) -> dict[str, str]:
@@ -94,7 +89,7 @@ def container(
     before: tuple[str, ...] = (),
     command: tuple[str, ...] = COMMAND,
     **given: str,
-) -> Iterator[Container]:
+) -> Generator[Container]:
     """A container, killed in the end; `before` is put before its command line, for example `unshare -m`.
 
     `port` is the one it listens on: of a master ROLECALL_PORT, of a node ROLECALL_METRICS_PORT.
@@ -116,7 +111,7 @@ def container(
 
 
 @contextmanager
-def node(data: Path, master: int, role: str = "trainer", **given: Any) -> Iterator[Container]:
+def node(data: Path, master: int, role: str = "trainer", **given: Any) -> Generator[Container]:
     """A node's container whose master listens on the port `master` of this machine.
 
     `given` is what `container` takes.

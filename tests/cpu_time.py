@@ -10,7 +10,7 @@ _PARSE_S = 0.014
 
 
 def is_within(spent: float, limit: float) -> bool:
-    """Whether a time is within a limit of the same unit, which is longer on a machine that is slower at the moment.
+    """True for a time within a limit of the same unit, which is longer on a machine that is slower at the moment.
 
     The time is one of the CPU, also as a share of it, or one on an idle machine that mostly computes in it.
     """
@@ -18,7 +18,7 @@ def is_within(spent: float, limit: float) -> bool:
 
 
 def slowness() -> float:
-    """How many times as long as usual a program computes at the moment, at least 1.
+    """The factor by which programs compute longer than usual at the moment, at least 1.
 
     Machines differ, and the same instructions take longer while other programs share the core, its caches or the host.
     Multiply the limit of a time by it.

@@ -4,13 +4,13 @@ import itertools
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def few_descriptors(left: int) -> Iterator[None]:
+def few_descriptors(left: int) -> Generator[None]:
     """This process may open only `left` more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = (number for number in range(soft) if not os.path.lexists(f"/proc/self/fd/{number}"))
@@ -23,7 +23,7 @@ def few_descriptors(left: int) -> Iterator[None]:
 
 
 @contextmanager
-def nested(folder: Path, depth: int) -> Iterator[None]:
+def nested(folder: Path, depth: int) -> Generator[None]:
     """Nested folders of this depth, in a new folder. Deletes what is left, because pytest can't."""
     folder.mkdir()
     outer = os.open(folder, os.O_PATH)

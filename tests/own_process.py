@@ -1,6 +1,8 @@
+# pyright: standard
 """This test process as a gang of one worker: real RPC with itself, and a worker's context."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.reporter import Reporter
+from rolecall.runtime.timeline import Timeline
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
@@ -27,7 +30,7 @@ NAME = "parameter-server-0"
 
 
 @contextmanager
-def own_rpc(folder: Path, *, graceful: bool = True) -> Iterator[str]:
+def own_rpc(folder: Path, *, graceful: bool = True) -> Generator[str]:
     """RPC with this process as the only worker; gives its name."""
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=4, init_method=f"file://{folder}/rpc", _transports=["uv"], _channels=["basic"]
@@ -45,8 +48,9 @@ def worker_context(
     *,
     role_rank: int = 0,
     resume_from: CheckpointManifest | None = None,
-) -> Iterator[WorkerContext[AnyParams]]:
-    """The context of the only worker of a gang, for a loop that is called directly."""
+    clock: Callable[[], float] = time.perf_counter,
+) -> Generator[WorkerContext[AnyParams]]:
+    """The context of the only worker of a gang, for a loop that is called directly; its timeline has the clock."""
     plan = WorkerPlan(rank=0, role=role, role_rank=role_rank, node="here", threads=1)
     gang = GangPlan(workers=(plan,))
     launch = WorkerLaunch(job="job", attempt=1, workload="w", params={}, worker=plan, gang=gang, master_addr="")
@@ -63,13 +67,14 @@ def worker_context(
             report=report,
             checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
             artifacts=Artifacts(blobs, records, 1),
+            timeline=Timeline(clock),
         )
 
 
 @contextmanager
 def own_context(
     folder: Path, params: Params, role: Role, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WorkerContext[Any]]:
+) -> Generator[WorkerContext[Any]]:
     """The context of the only worker of a gang, which RPC calls find in this process."""
     with worker_context(folder, params, role) as made:
         monkeypatch.setattr(runtime_context, "_current", made)

@@ -1,3 +1,4 @@
+# pyright: standard
 """Small labeled images to train on: each class has a pattern of its own under noise."""
 
 import gzip

@@ -1,4 +1,4 @@
-"""What tests need of the machine. Without it they are skipped, but fail in CI."""
+"""The needs of tests from the machine. Without these they are skipped, but fail in CI."""
 
 import os
 import shutil

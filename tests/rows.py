@@ -1,17 +1,19 @@
+# pyright: standard
 """Rows to train on, whose label depends on every column."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "label": "label",
     "categorical": ["city", {"column": "tags", "separator": "|", "max_values": 4}],
     "numeric": ["age", {"column": "pay", "transform": "buckets", "buckets": 8}],
 }
-"""What `params.data` says of them."""
+"""Their description in `params.data`."""
 
 
 def write_rows(path: Path, rows: int) -> Path:

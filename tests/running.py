@@ -18,7 +18,7 @@ def accepted(answer: httpx.Response) -> dict[str, Any]:
 
 
 class Running(ABC):
-    """What tests do with a cluster over HTTP."""
+    """The calls of tests to a cluster over HTTP."""
 
     client: httpx.Client
 

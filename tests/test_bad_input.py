@@ -1,10 +1,11 @@
+# pyright: standard
 """An invalid configuration causes a one-line error and an exit code, or retries if these can help, but never a hang."""
 
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from tests.containers import (
     Container,
     container,
     environment,
-    free_port,
     node,
     refused,
     until,
 )
+from tests.ports import free_port
 from tests.prerequisites import require_namespaces
 from tests.volumes import filled, mounted
 
@@ -36,7 +37,7 @@ def healthcheck(node: Container) -> tuple[int, str]:
 
 
 @contextmanager
-def control(folder: Path, port: int | None = None) -> Iterator[Container]:
+def control(folder: Path, port: int | None = None) -> Generator[Container]:
     """A control program that accepts requests."""
     with container(folder / "master", port=port, command=CONTROL) as master:
         until(lambda: master.ask("/healthz"))

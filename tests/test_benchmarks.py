@@ -5,16 +5,23 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import report
+import torch
+from benchmarks import ddp_table, embedding_ddp, report
 from benchmarks.__main__ import NAMES
-from benchmarks.contest import Contender, Contest, Goal, Result, Run, hold
+from benchmarks.contest import Contender, Contest, Floor, Goal, Result, Run, hold
+from benchmarks.ddp_table.trainer import make_step, make_whole
+from benchmarks.goals import BubbleGoal, MemoryGoal, MemoryShareGoal, RateGoal
 from benchmarks.processes import Step, alone, gang
 from packaging.requirements import Requirement
 
 from rolecall.spec.role import Role
+from rolecall.testing import run_gang
+from rolecall.workloads.embedding_ddp.build import open_dataset
+from rolecall.workloads.embedding_ddp.params import Params
 
 ROOT = Path(__file__).parents[1]
 MACHINE: dict[str, str | float] = {
@@ -26,6 +33,7 @@ MACHINE: dict[str, str | float] = {
     "commit": "abc",
     "gflops_per_thread": 100.0,
     "copy_gb_per_s": 10.0,
+    "packages": "numpy 2",
 }
 
 
@@ -50,27 +58,105 @@ def test_every_round_runs_each_contender_once_in_an_order_that_turns(tmp_path: P
 
 
 def test_a_ratio_is_that_of_runs_next_to_each_other() -> None:
-    contest = Contest("x", "steps", "work", [], [Goal("mine", 0.9, "limit")])
+    contest = Contest("x", "steps", "work", [], [RateGoal("mine", 0.9, "limit")])
     result = Result(contest, {"mine": of_rates(50, 100, 10), "limit": of_rates(50, 100, 20)})
     assert result.ratio("mine", "limit") == 1.0
     assert result.median("mine").rate == 50
 
 
-def test_the_report_has_every_figure_and_says_which_goals_are_missed(tmp_path: Path) -> None:
-    def never(_folder: Path) -> Run:
-        raise NotImplementedError
+def never(_folder: Path) -> Run:
+    raise NotImplementedError
 
+
+def test_the_report_has_every_figure_and_says_which_goals_are_missed(tmp_path: Path) -> None:
     contenders = [Contender("one process", never, is_limit=True), Contender("gang", never)]
-    contest = Contest("rnn-lm, small", "tokens", "work", contenders, [Goal("gang", f, "one process") for f in (0.5, 2)])
+    goals = [RateGoal("gang", factor, "one process") for factor in (0.5, 2)]
+    contest = Contest("rnn-lm, small", "tokens", "work", contenders, goals)
     result = Result(contest, {"one process": of_rates(1000, 1200, 900), "gang": of_rates(900, 1200, 700)})
     report.write(tmp_path, MACHINE, [result])
     text = (tmp_path / "report.md").read_text()
     assert "| gang | 900 | 900, 1,200, 700 | 0.90 | 1.1 ms |" in text
-    assert "- gang is at least 0.5 times one process: met, 0.90" in text
-    assert "- gang is at least 2 times one process: **not met**, 0.90" in text
+    assert "| gang: at least 0.5 times the rate of one process | 0.90 | yes |" in text
+    assert "| gang: at least 2 times the rate of one process | 0.90 | **no** |" in text
     (stored,) = json.loads((tmp_path / "report.json").read_text())["contests"]
     assert [run["rate"] for run in stored["runs"]["gang"]] == [900, 1200, 700]
+    assert [(goal["measured"], goal["reached"]) for goal in stored["goals"]] == [(0.9, True), (0.9, False)]
     assert "one process" in (tmp_path / "rnn-lm--small.svg").read_text()
+
+
+def test_the_report_compares_bubbles_with_theory_and_steps_with_the_floor(tmp_path: Path) -> None:
+    seconds = {"stage-0": {"compute": 3.0, "wait": 1.0, "data": 0.0}}
+    bubbles = {"bubble": 0.16, "bubble_theory": 0.11, "bubble_simulated": 0.13}
+    runs = [replace(run, seconds=seconds, **bubbles) for run in of_rates(10, 11, 12)]
+    floor = Floor(32, flops=2e9, bytes=2e8, derivation="matrix products")
+    goals = [BubbleGoal("1F1B", points) for points in (4, 6)] + [BubbleGoal("1F1B", 4, "measured")]
+    contest = Contest("x", "samples", "work", [], goals, floor=floor)
+    contest = replace(contest, contenders=[Contender("1F1B", lambda _: runs[0])])
+    text = "\n".join(report.markdown(MACHINE, [Result(contest, {"1F1B": runs})]))
+    assert "| 1F1B | stage-0 compute 75%, wait 25% |" in text
+    assert "| 1F1B | 16.0% | 13.0% | 11.0% |" in text
+    assert "Floor of a step on 2 cores: 20.0 ms, 1,600 samples/s: 10.0 ms for 2.00 GFLOP" in text
+    assert "| 1F1B: a bubble at most 4 points above theory for equal stages | +5.0 | **no** |" in text
+    assert "| 1F1B: a bubble at most 6 points above theory for equal stages | +5.0 | yes |" in text
+    assert "| 1F1B: a bubble at most 4 points above theory for measured stages | +3.0 | yes |" in text
+
+
+def of_memory(*rounds: dict[str, int]) -> list[Run]:
+    """Runs whose processes have this private memory in MiB, and twice as much that is anonymous, and three times as
+    much in total."""
+    return [
+        Run(
+            rate=1.0,
+            step_ms=1e3,
+            cpu_ms=dict.fromkeys(mebibytes, 1.0),
+            peak_bytes={name: 3 * size << 20 for name, size in mebibytes.items()},
+            anonymous_bytes={name: 2 * size << 20 for name, size in mebibytes.items()},
+            private_bytes={name: size << 20 for name, size in mebibytes.items()},
+        )
+        for mebibytes in rounds
+    ]
+
+
+def test_memory_is_compared_with_goals_in_the_worst_round_and_process(tmp_path: Path) -> None:
+    runs = {
+        "one process": of_memory({"process": 1000}, {"process": 800}),
+        "servers": of_memory(
+            {"parameter-server-0": 90, "parameter-server-1": 110, "trainer-0": 500},
+            {"parameter-server-0": 120, "parameter-server-1": 80, "trainer-0": 500},
+        ),
+        "1F1B": of_memory({"stage-0": 400, "stage-1": 100}, {"stage-0": 100, "stage-1": 480}),
+    }
+    goals: list[Goal] = [
+        MemoryGoal("servers", Role.PARAMETER_SERVER, stored, "rows", 0.2) for stored in (100 << 20, 99 << 20)
+    ]
+    goals += [MemoryShareGoal("1F1B", Role.STAGE, share, "one process") for share in (0.6, 0.59)]
+    contest = Contest("x", "samples", "work", [Contender(name, never) for name in runs], goals)
+    report.write(tmp_path, MACHINE, [Result(contest, runs)])
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "\n\n| goal | measured | reached |\n|---|---|---|\n"
+        "| servers: a private memory of each parameter-server of at most 120 MiB, rows + 20% | 120 MiB | yes |\n"
+        "| servers: a private memory of each parameter-server of at most 119 MiB, rows + 20% | 120 MiB | **no** |\n"
+        "| 1F1B: a private memory of each stage of at most 0.6 times one process | 0.60 | yes |\n"
+        "| 1F1B: a private memory of each stage of at most 0.59 times one process | 0.60 | **no** |\n"
+    ) in text
+    assert "| 1F1B | stage-0 1 ms, stage-1 1 ms | 0.00 cores busy | stage-0 1,200 (800, 400), stage-1 " in text
+    (stored,) = json.loads((tmp_path / "report.json").read_text())["contests"]
+    assert [goal["measured"] for goal in stored["goals"]] == [120 << 20, 120 << 20, 0.6, 0.6]
+    assert [goal["reached"] for goal in stored["goals"]] == [True, False, True, False]
+
+
+def _allocate(_folder: Path) -> Step:
+    written = torch.ones(100 << 18)
+    return lambda: time.sleep(0.1 * written[0].item())
+
+
+@pytest.mark.slow
+def test_private_memory_is_without_what_the_fork_server_has_imported(tmp_path: Path) -> None:
+    run = alone(_allocate, 8, units_per_step=1.0)(tmp_path)
+    private, anonymous = (sizes["process"] >> 20 for sizes in (run.private_bytes, run.anonymous_bytes))
+    assert 100 <= private < 200
+    assert anonymous - private > 100, "torch alone is larger"
 
 
 def _prepare(_folder: Path) -> Step:
@@ -107,7 +193,29 @@ def test_a_gang_is_measured_in_its_steady_state(tmp_path: Path) -> None:
     run = gang("rnn-lm", params, roles, reporter="trainer-0")(tmp_path)
     assert run.rate == pytest.approx(20e3 / run.step_ms)
     assert set(run.peak_bytes) == {"parameter-server-0", "trainer-0"}
+    assert 0 < run.private_bytes["trainer-0"] < run.anonymous_bytes["trainer-0"] < run.peak_bytes["trainer-0"]
+    assert run.seconds["trainer-0"]["compute"] > 0
     assert run.first_step_s > 0
+
+
+@pytest.mark.slow
+def test_ddp_alone_does_the_steps_of_one_process(tmp_path: Path) -> None:
+    synthetic = {"rows": 64 * 6, "columns": 3, "ids": 50, "numbers": 2}
+    given = embedding_ddp.params(
+        data={"synthetic": synthetic, "validation": 0.0}, batch_size=64, embedding_dim=8, hidden=[8]
+    )
+    result = run_gang(ddp_table.WORKLOAD, given, {Role.TRAINER: 2}, tmp_path)
+    params = Params.model_validate(given)
+    dataset = open_dataset(params, tmp_path / "cache")
+    model = make_whole(params, dataset)
+    step = make_step(model, model)
+    expected = [step(batch).item() for batch in dataset.train_batches(0, 0, 0, 1)]
+    found = [sum(losses) / 2 for losses in zip(result.losses["trainer-0"], result.losses["trainer-1"], strict=True)]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len(found) == 6
+    for name in ("trainer-0", "trainer-1"):
+        assert result.seconds[name]["compute"] > 0
+        assert result.seconds[name]["data"] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,7 +223,9 @@ def test_the_goals_of_a_benchmark_name_its_contenders(name: str) -> None:
     for contest in importlib.import_module(f"benchmarks.{name}").CONTESTS:
         names = {contender.name for contender in contest.contenders}
         assert len(names) == len(contest.contenders) > 0
-        assert {name for goal in contest.goals for name in (goal.contender, goal.other)} <= names
+        assert {goal.contender for goal in contest.goals} <= names
+        compared = (goal for goal in contest.goals if isinstance(goal, RateGoal | MemoryShareGoal))
+        assert {goal.other for goal in compared} <= names
 
 
 def test_the_peers_are_installed_with_the_locked_versions(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Cluster
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from rolecall import __version__
@@ -57,6 +59,14 @@ def test_every_command_in_the_documents_is_valid() -> None:
         # Unknown commands and options are errors before the help is shown.
         done = CliRunner().invoke(app, [*list(words)[1:], "--help"])
         assert done.exit_code == 0, f"{page}: {line}: {done.stderr}"
+
+
+def test_every_command_is_in_the_guide_to_the_command_line() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    commands = get_command(app)
+    assert isinstance(commands, TyperGroup)
+    missing = [name for name in commands.commands if f"rolecall {name}" not in page]
+    assert missing == []
 
 
 @pytest.mark.slow

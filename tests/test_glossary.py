@@ -1,3 +1,4 @@
+# pyright: standard
 """Terms that names in the code, and texts for users, operators and maintainers, must not contain, each with its
 replacement.
 
@@ -9,7 +10,7 @@ comments and names in `tests`, whose other literals can be samples, and the API'
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,16 +108,16 @@ NAMES = {
     "surroundings": "cluster_info, environment",
     "trouble troubles": "storage_error, failure",
 }
-"""The words that are no part of a name in the code."""
-NAMES_OF_SERVICES = {
+"""The words that are no part of a name in the code, nor of the name of a test, which is a sentence."""
+NAMES_OF_VALUES = {
     "explore explores explorer": "probe",
     "judge judges judged": "classify",
-    "told": "should_exit, notified",
-    "way ways": "link, route",
+    "told": "should_exit, notified, found",
+    "way ways": "link, route, direction",
 }
-"""The same in `services` only."""
-OUT_OF_NAMES = {word: term for words, term in NAMES.items() for word in words.split()}
-OUT_OF_SERVICES = {word: term for words, term in NAMES_OF_SERVICES.items() for word in words.split()} | OUT_OF_NAMES
+"""The same for other names than those of tests."""
+OUT_OF_TESTS = {word: term for words, term in NAMES.items() for word in words.split()}
+OUT_OF_NAMES = {word: term for words, term in NAMES_OF_VALUES.items() for word in words.split()} | OUT_OF_TESTS
 KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
 """Keys of stored checkpoints and exports, and an algorithm."""
 
@@ -249,6 +250,11 @@ def test_the_texts_are_found() -> None:
     assert "delay the response" in texts["openapi components schemas Heartbeat properties wait_s description"]
 
 
+def _code() -> list[Path]:
+    folders = ("services", "tests", "examples", "benchmarks", "monitoring", "docs/images")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
 def _names(node: ast.AST) -> tuple[str, ...]:
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -259,37 +265,37 @@ def _names(node: ast.AST) -> tuple[str, ...]:
             return ()
 
 
-def _words_out(source: str, out: Mapping[str, str] = OUT_OF_NAMES) -> Iterator[str]:
-    lowered = source.lower()
+def _words_out(source: str, file_name: str = "") -> Iterator[str]:
+    lowered, names = source.lower(), {file_name}
     # Parsing takes longer than searching, and most files have none of the words.
-    if any(word in lowered for word in out):
-        for name in {name for node in ast.walk(ast.parse(source)) for name in _names(node)} - KEPT_NAMES:
-            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
-            yield from (f"{name}, say: {out[word]}" for word in sorted(words & out.keys()))
+    if any(word in lowered for word in OUT_OF_NAMES):
+        names |= {name for node in ast.walk(ast.parse(source)) for name in _names(node)} - KEPT_NAMES
+    for name in names:
+        out = OUT_OF_TESTS if name.startswith("test_") else OUT_OF_NAMES
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+        yield from (f"{name}, say: {out[word]}" for word in sorted(words & out.keys()))
 
 
 def test_names_in_the_code_have_no_word_that_is_out() -> None:
-    folders = ("services", "tests", "examples", "benchmarks", "monitoring", "docs/images")
-    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    found = [
-        f"{path.relative_to(ROOT)}: {hit}"
-        for path in paths
-        for hit in _words_out(path.read_text(), OUT_OF_SERVICES if path.is_relative_to(SERVICES) else OUT_OF_NAMES)
-    ]
+    found = [f"{path.relative_to(ROOT)}: {hit}" for path in _code() for hit in _words_out(path.read_text(), path.stem)]
     assert found == []
 
 
 def test_words_are_found_in_each_kind_of_name() -> None:
     source = (
-        "class SceneView:\n def knock(self, trouble): self.STRANGERS = parted_by\n# surroundings\nmerits = lives_on"
+        "class SceneView:\n def knock(self, trouble): self.STRANGERS = parted_by\n# surroundings\nmerits = lives_on\n"
+        "def test_told(): told = mended"
     )
-    assert {hit.partition(",")[0] for hit in _words_out(source)} == {
+    assert {hit.partition(",")[0] for hit in _words_out(source, "test_everywhere")} == {
+        "test_everywhere",
         "SceneView",
         "knock",
         "trouble",
         "STRANGERS",
         "parted_by",
         "lives_on",
+        "told",
+        "mended",
     }
 
 
@@ -304,9 +310,8 @@ def _questions(source: str) -> Iterator[str]:
                 pass
 
 
-def test_docstrings_of_services_and_benchmarks_do_not_open_like_a_question() -> None:
-    paths = [*SERVICES.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    found = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in _questions(path.read_text())]
+def test_docstrings_do_not_open_like_a_question() -> None:
+    found = [f"{path.relative_to(ROOT)}: {text}" for path in _code() for text in _questions(path.read_text())]
     assert found == [], "write a noun phrase, or a verb for what a function does"
 
 

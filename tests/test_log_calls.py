@@ -14,7 +14,7 @@ EVENT = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
 def _has_event(call: ast.expr, helpers: set[str]) -> bool:
-    """Whether the call is one of `about`, or of a helper that calls it, with the name of an event."""
+    """True for a call of `about`, or of a helper that calls it, with the name of an event."""
     if not isinstance(call, ast.Call):
         return False
     name = ast.unparse(call.func).removeprefix("self.")
@@ -28,7 +28,7 @@ def _has_event(call: ast.expr, helpers: set[str]) -> bool:
 
 
 def _has_job(call: ast.expr, with_job: set[str]) -> bool:
-    """Whether the call is one of `about` with a job, or of a helper `with_job`."""
+    """True for a call of `about` with a job, or of a helper `with_job`."""
     if not isinstance(call, ast.Call):
         return False
     name = ast.unparse(call.func).removeprefix("self.")

@@ -1,3 +1,4 @@
+# pyright: standard
 """The children of this process, and their ends."""
 
 import errno

@@ -1,3 +1,4 @@
+# pyright: standard
 """The commands of README.md, as printed, in a new shell."""
 
 import json
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from tests.cluster.jobs import long_job, past_step
 from tests.conftest import Cluster, running_cluster
+from tests.containers import until
 
 from rolecall.spec.role import Role
 
@@ -129,7 +131,7 @@ def test_the_commands_of_the_quick_start(cluster: Cluster, tmp_path: Path, rows:
         shell(f"{first}\n{named(command, [job])}")
         cluster.until(job, lambda document, state=state: document["state"] == state)
     shell(f"{first}\n{named(delete, [job])}")
-    assert cluster.client.get(f"/jobs/{job}").status_code == 404
+    until(lambda: cluster.client.get(f"/jobs/{job}").status_code == 404)  # When its workers have ended.
     cluster.client.delete("/tokens/alice").raise_for_status()
 
 

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Errors of `rolecall.testing.run_gang`: incorrect use and failed workers."""
 
 from pathlib import Path

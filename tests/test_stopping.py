@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ GRACE: dict[str, Any] = {"ROLECALL_STOP_GRACE_S": "60", "ROLECALL_CPU_SLOTS": "4
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[list[Container]]:
+def cluster(folder: Path) -> Generator[list[Container]]:
     """A master's container and two nodes, all registered."""
     with ExitStack() as stack:
         master = stack.enter_context(container(folder / "master-0", ROLECALL_NODE_NAME="master-0", **GRACE))

@@ -19,13 +19,13 @@ from rolecall.supervisor import Ended, SupervisedProgram, Supervisor, restart_de
 
 TELLS_WHEN_ASKED = """
 import signal, sys
-name, told, asked = sys.argv[1:]
+name, ready, asked = sys.argv[1:]
 def leave(*_):
     with open(asked, "a") as file:
         file.write(name + "\\n")
     {then}
 signal.signal(signal.SIGTERM, leave)
-open(told, "w").write("up")  # a FIFO: its reader waits for this
+open(ready, "w").write("up")  # a FIFO: its reader waits for this
 while True:
     signal.pause()
 """

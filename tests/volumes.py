@@ -1,7 +1,7 @@
 """Small volumes, to be filled by a test. They need root."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
@@ -10,7 +10,7 @@ from tests.prerequisites import unavailable
 
 
 @contextmanager
-def mounted(path: Path, size: str = "8m") -> Iterator[Path]:
+def mounted(path: Path, size: str = "8m") -> Generator[Path]:
     """A volume of this size at `path`."""
     path.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
@@ -24,7 +24,7 @@ def mounted(path: Path, size: str = "8m") -> Iterator[Path]:
 
 
 @contextmanager
-def filled(volume: Path, but: int = 0) -> Iterator[None]:
+def filled(volume: Path, but: int = 0) -> Generator[None]:
     """Fill the volume to its last byte, or leave some bytes free; when left, the space is free again."""
     path = volume / f"filling-but-{but}"
     with path.open("wb", buffering=0) as file, suppress(OSError):

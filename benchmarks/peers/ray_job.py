@@ -1,3 +1,4 @@
+# pyright: standard
 """The training with Ray Train, the entry point of `ray job submit`: `python -m benchmarks.peers.ray_job FOLDER`."""
 
 import sys

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class System:
 
 
 @contextmanager
-def rolecall(folder: Path, peers: Path) -> Iterator[System]:
+def rolecall(folder: Path, peers: Path) -> Generator[System]:
     """`rolecall local` with two trainers. `peers` is not used."""
     installed = folder / "installed"
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target", installed]
@@ -70,7 +70,7 @@ def rolecall(folder: Path, peers: Path) -> Iterator[System]:
 
 
 @contextmanager
-def ray(folder: Path, peers: Path) -> Iterator[System]:
+def ray(folder: Path, peers: Path) -> Generator[System]:
     """A Ray head node with two CPUs."""
     environment = _environment(peers)
     command = [peers / "ray", "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
@@ -91,7 +91,7 @@ def ray(folder: Path, peers: Path) -> Iterator[System]:
 
 
 @contextmanager
-def torchx(folder: Path, peers: Path) -> Iterator[System]:
+def torchx(folder: Path, peers: Path) -> Generator[System]:
     """TorchX with the scheduler of this machine, which has no process of its own."""
     environment = _environment(peers)
 
@@ -143,7 +143,7 @@ def _end(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def _running(command: Sequence[object], environment: dict[str, str], out: int) -> "Iterator[subprocess.Popen[str]]":
+def _running(command: Sequence[object], environment: dict[str, str], out: int) -> "Generator[subprocess.Popen[str]]":
     process = subprocess.Popen(
         [str(word) for word in command], env=environment, stdout=out, stderr=subprocess.DEVNULL, text=True
     )

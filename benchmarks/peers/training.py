@@ -1,3 +1,4 @@
+# pyright: standard
 """The training that all systems run: a small network, data-parallel on the CPU with Gloo, SGD, made-up data.
 
 The losses depend only on the step and the number of workers, so that those of the systems can be compared.

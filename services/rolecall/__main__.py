@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from rolecall.edge.logs import log_to_stderr
+from rolecall.logs import log_to_stderr
 from rolecall.node.name import node_name
 from rolecall.process import forbid_inspection, keep_files_private
 from rolecall.settings.child_environments import for_nodes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.process import describe_exit, die_with_parent
 from rolecall.retry import delay_s
 

@@ -14,7 +14,7 @@ from rolecall.client import ClientError
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str

@@ -21,6 +21,8 @@ from .command import run
         ("logs job --tail 10001", "'--tail': '10001' is out of range; valid: 0 to 10000"),
         ("logs job --rank -1", "'--rank': '-1' is out of range; valid: 0 or more"),
         ("logs job --since nonsense", "--since nonsense: write a number and a unit, such as 30d,"),
+        ("logs job --since 2026-01-31", "100 years, or a time with an offset, such as 2026-01-31T18:00:00Z"),
+        ("audit --since 2026-01-31T18:00:00", "100 years, or a time with an offset, such as 2026-01-31T18:00:00Z"),
         ("top --interval soon", "'--interval': 'soon' is not a number; valid: 0.5 to 3600"),
         ("update job --priority 101", "'--priority': '101' is out of range; valid: -100 to 100"),
     ],

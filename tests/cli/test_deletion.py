@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROLECALL, Cluster
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.options import parse_duration
+from rolecall.cli.options import parse_duration, parse_since
 
 from .command import run_with as run
 
@@ -31,6 +31,25 @@ def test_durations(text: str, duration: timedelta) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match="30d") as caught:
         parse_duration(text, "--older-than")
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("90m", NOW - timedelta(minutes=90)),
+        ("2025-12-31T00:00:00Z", NOW - timedelta(days=1)),
+        ("2026-01-01 01:00:00.000+02:00", NOW - timedelta(hours=1)),
+    ],
+)
+def test_since_is_an_age_or_a_time(text: str, moment: datetime) -> None:
+    assert parse_since(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["", "30", "2026-01-01", "2026-01-01T00:00:00", "0001-01-01T00:00:00+02:00", "1y"])
+def test_what_is_neither_an_age_nor_a_time_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match=r"--since .* 30d, .* offset, such as 2026-01-31T18:00:00Z") as caught:
+        parse_since(text, NOW)
     assert caught.value.code is Exit.USAGE
 
 

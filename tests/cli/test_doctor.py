@@ -1,14 +1,14 @@
+# pyright: standard
 """`rolecall doctor` with real masters and fake ones. Every error is a finding with a remedy, never a traceback."""
 
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,12 +22,14 @@ from tests.conftest import ROLECALL, TOKEN, Cluster
 from tests.master.harness import alive, make_node, make_token, on_master, one_trainer
 from tests.node.harness import ScriptedMaster
 from tests.node.test_self_check import self_check
+from tests.ports import free_port
 from typer.testing import CliRunner
 
 from rolecall import __version__, landlock
 from rolecall.cli import doctor as command
 from rolecall.cli.app import app
 from rolecall.spec.access import Scope
+from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.role import Role
 
@@ -47,11 +49,6 @@ def errors(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:
     bad = [finding for finding in findings if finding["level"] == "error"]
     assert all(finding["remedy"] for finding in bad)
     return {(finding["nodes"][0], finding["check"]) for finding in bad}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_a_master_that_does_not_answer() -> None:
@@ -118,7 +115,7 @@ class FakeMaster:
     calls: list[str] = field(default_factory=list)
 
     @contextmanager
-    def serving(self) -> Iterator[str]:
+    def serving(self) -> Generator[str]:
         """Run the server until the block ends. Yields its URL."""
         fake = self
 
@@ -451,3 +448,11 @@ def _await(condition: Callable[[], bool], timeout: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("free", "level"), [(1, Level.ERROR), (3, Level.WARNING), (5, Level.OK)])
+def test_little_space_leads_to_the_data_folder_also_of_a_local_cluster(free: int, level: Level) -> None:
+    finding = command._disk(Volume(free=free << 30, total=9 << 30, reserve=2 << 30))
+    assert finding.level is level
+    assert f"the data folder has {free}.0 GiB of 9.0 GiB free" in finding.message
+    assert ("(ROLECALL_DATA; --data of `rolecall local`)" in finding.remedy) is (level is not Level.OK)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @contextmanager
-def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(cluster: Cluster, *arguments: str) -> Generator[subprocess.Popen[str]]:
     """A running command, which is killed at the end of the block."""
     pipe = subprocess.PIPE
     command = [*ROLECALL, *arguments]
@@ -37,7 +37,7 @@ def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 
 @contextmanager
-def submitted(cluster: Cluster, body: dict[str, Any], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def submitted(cluster: Cluster, body: dict[str, Any], folder: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
     """A running `submit --follow` that follows its job, and the job's id."""
     (folder / "job.json").write_text(json.dumps(body))
     with running(cluster, "submit", str(folder / "job.json"), "--follow") as process:

@@ -1,3 +1,4 @@
+# pyright: standard
 """`rolecall timeline`, `stacks`, `profile` and `schedule`."""
 
 import asyncio
@@ -56,6 +57,8 @@ async def test_a_timeline_is_saved_in_each_form(master: Client, tmp_path: Path) 
     assert ET.parse(file).getroot().tag.endswith("svg")
     await answered(master, node, TIMELINE, "timeline", job, "--format", "json", "-o", str(file))
     assert json.loads(file.read_text())["workers"][0]["role"] == "trainer"
+    done = await answered(master, node, TIMELINE, "timeline", job, "--attempt", "1", "-o", str(file))
+    assert (done.code, "attempt 7" in (await run_at(master, "timeline", job, "--attempt", "7")).err) == (0, True)
     nowhere = str(tmp_path / "none/saved")
     done = await answered(master, node, TIMELINE, "timeline", job, "-o", nowhere)
     assert (done.code, f"can't write {nowhere}" in done.err) == (2, True)
@@ -131,13 +134,15 @@ def test_a_schedule_is_drawn_and_its_bubble_is_the_known_one(tmp_path: Path) -> 
     assert document["bubble"] == pytest.approx(3 / 11)
 
 
-def test_a_schedule_that_a_terminal_cuts_names_the_option_for_the_whole(
+def test_a_schedule_that_a_terminal_splits_names_the_option_for_one_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
     monkeypatch.setattr("rolecall.cli.schedule.out.width", 80)
     arguments = ("schedule", "Interleaved1F1B", "--virtual-stages", "2")
-    assert "--svg FILE writes the whole picture" in run(*arguments).out
+    split = run(*arguments).out.splitlines()
+    assert split[-1] == "--svg FILE writes a picture with each rank in one row."
+    assert all(len(line) <= 80 and not line.endswith("…") for line in split)
     assert "--svg FILE" not in run(*arguments, "--svg", str(tmp_path / "a.svg")).out
     assert "--svg FILE" not in run("schedule", "1F1B", "--ranks", "2", "--micro-batches", "2").out
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """Paths are compared with the schemas of the built-in workloads."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: standard
 """`rolecall local`: its programs and their environments, its folder, port and data roots, and how it starts.
 
 `test_commands` tests a cluster that runs.

@@ -1,3 +1,4 @@
+# pyright: standard
 """The commands that show jobs and nodes, with a master of the harness."""
 
 import asyncio
@@ -145,9 +146,13 @@ async def _metrics(master: Client, job: str) -> None:
     assert (await run_at(master, "metrics", job, "--json", "--metric", "loss")).code == 2
     first, second = [await run_at(master, "metrics", job, "--attempt", attempt) for attempt in ("1", "2")]
     assert [text.split() for text in first.out.splitlines()] == shown
-    assert (second.code, f"job {job} has no attempt 2" in second.err) == (4, True)
+    assert (second.code, f"job {job} has no attempt 2; its only attempt is 1\n" in second.err) == (4, True)
     wrong = await run_at(master, "metrics", job, "--metric", "auc")
-    assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
+    said = "--metric auc: the job has reported no metric 'auc'; valid: loss, validation_auc"
+    assert (wrong.code, wrong.err) == (2, f"rolecall: {said}\n")
+    wrong = await run_at(master, "metrics", job, "--metric", "lossy")
+    said = "--metric lossy: the job has reported no metric 'lossy'; did you mean 'loss'? valid: loss, validation_auc"
+    assert (wrong.code, wrong.err) == (2, f"rolecall: {said}\n")
 
 
 async def test_a_spreadsheet_runs_no_name_of_a_metric(master: Client) -> None:
@@ -232,6 +237,15 @@ async def test_a_comparison_lists_only_what_differs(master: Client) -> None:
     assert shown[:3] == [["DIFFERENCE", first, other], ["steps", "3", "5"], []]
 
 
+async def test_a_comparison_has_no_blank_cells(master: Client) -> None:
+    named = (await master.submit(name="first"))["id"]
+    other = (await master.submit())["id"]
+    shown = [text.split() for text in (await run_at(master, "compare", named, other)).out.splitlines()]
+    assert shown[1] == ["name", "first", "-"]
+    raw = json.loads((await run_at(master, "compare", named, other, "--json")).out)
+    assert [job["name"] for job in raw["jobs"]] == ["first", ""]
+
+
 class OtherParams(Params):
     """Parameters of which one has the name of another workload's."""
 
@@ -241,13 +255,29 @@ class OtherParams(Params):
 
 
 async def test_a_comparison_of_different_workloads_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(TOY, name="other", params=OtherParams)
+    summary = "A workload of many words. " * 4 + "The end."
+    other = replace(TOY, name="other", params=OtherParams, summary=summary)
     monkeypatch.setattr(harness, "CATALOGUE", Catalogue({"toy": TOY, "other": other}))
     async with on_master(tmp_path) as master:
         first = (await master.submit())["id"]
         second = (await master.submit(workload="other", params={"size": 3}))["id"]
         shown = (await run_at(master, "compare", first, second)).out.splitlines()
         page = (await master.user("GET", f"/ui/compare?job={first}&job={second}")).text
+        described = (await run_at(master, "workloads", "other")).out.splitlines()
+        sent = io.StringIO()
+        for module in ("output", "compare", "workloads"):
+            terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=60)
+            monkeypatch.setattr(f"rolecall.cli.{module}.out", terminal)
+        for command, sentence in (
+            (("compare", first, second), OTHER_WORKLOADS),
+            (("workloads", "other"), f"other: {summary}"),
+        ):
+            sent.seek(sent.truncate(0))
+            assert (await run_at(master, *command)).code == 0
+            wrapped = sent.getvalue().partition("\n\n")[0].splitlines()
+            assert [word for text in wrapped for word in text.split()] == sentence.split(), "no word is broken"
+            assert max(map(len, wrapped)) <= 60
+    assert described[:2] == [f"other: {summary}", ""]
     assert shown[:2] == [OTHER_WORKLOADS, ""]
     assert [text.split()[0] for text in shown[3:5]] == ["workload", "size"]
     assert shown[5] == ""
@@ -264,8 +294,9 @@ async def test_a_line_replaces_a_table_without_rows(master: Client) -> None:
     assert await said("jobs", "--state", "failed") == "no jobs meet the conditions\n"
     assert await said("nodes") == "no node has registered\n"
     assert (await said("top", "--once")).splitlines()[2:] == ["no node has registered", "", "no job runs or waits"]
-    assert await said("prune", "--older-than", "30d", "--dry-run") == "no job ended before that time\n"
-    assert await said("audit", "--since", "0s") == "the audit log has no such entries\n"
+    assert await said("prune", "--older-than", "30d", "--dry-run") == "no such job ended before that time\n"
+    for since in ("0s", "2999-01-01T00:00:00+01:00"):
+        assert await said("audit", "--since", since) == "the audit log has no such entries\n"
     job, other = [(await master.submit())["id"] for _ in range(2)]
     for ending in (" yet", ""):
         for what in ("checkpoints", "artifacts", "metrics"):
@@ -292,13 +323,16 @@ async def _logs(master: Client, job: str) -> None:
     assert (await run_at(master, "logs", job, "--grep", "(new|old)")).out == ""
     both = await run_at(master, "logs", job, "--since", "1h", "--grep", "record", "--json")
     assert json.loads(both.out) == [lines[1]]
+    for time in ("2026-01-01T10:00:01Z", "2026-01-01 12:00:01.5+02:00"):
+        assert (await run_at(master, "logs", job, "--since", time)).out.splitlines() == lines[1:]
+    assert (await run_at(master, "logs", job, "--since", "2026-01-01T09:00:00Z")).out.splitlines() == lines
     assert (await run_at(master, "logs", job, "--since", "soon")).code == 2
     assert (await run_at(master, "logs", job, "--grep", "x" * 201)).code == 5
 
 
 async def _top(master: Client, job: str) -> None:
     shown = (await run_at(master, "top")).out
-    assert "nodes: 1 of 1 alive   slots: 1 of 2 in use   jobs: 1 running, 0 queued" in shown
+    assert "nodes: 1 of 1 alive   compute slots: 1 of 2 in use   jobs: 1 running, 0 queued" in shown
     assert f"trainer-0 of {job}" in shown
     assert "job [5]" in shown
     for view in (shown, (await run_at(master, "jobs", "--state", "running")).out):
@@ -358,7 +392,7 @@ async def test_events_about_old_checkpoints_hide_no_others(master: Client) -> No
     assert len(shown) == 3
     assert shown[0] == "", "no event is omitted"
     assert shown[1].endswith("submitted by admin")
-    assert shown[2].endswith("deleted step 11 (and 11 before)")
+    assert shown[2].endswith("deleted step 11 (and 11 like it before)")
     terminal = screen()
 
     def draw() -> None:
@@ -389,7 +423,8 @@ async def _watch(master: Client, job: str) -> None:
     drawn = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "step 3/5, epoch 1" in drawn
     assert "loss of trainer-0: 0.3333" in drawn
-    assert "validation_auc of trainer-0: 0.75" in drawn
+    assert "validation_auc of trainer-0: 0.7500 at step 3" in drawn
+    assert drawn.count("┤") == 9, "the curve of the loss"
     assert "━" * 36 in drawn
 
 
@@ -486,6 +521,13 @@ def test_no_answer_of_a_hostile_master_gets_into_a_shell(monkeypatch: pytest.Mon
     assert [(name, " ".join(text.split())) for name, text in workload_names("")] == [("my_toy-2.a", shown)]
 
 
+async def test_metrics_of_the_job_and_schedules_are_completed(master: Client) -> None:
+    job = (await master.submit())["id"]
+    assert await complete(master, f"rolecall metrics {job} --metric lo") == ["loss"]
+    assert await complete(master, f"rolecall watch {job} --metric lo") == ["loss"]
+    assert await complete(master, "rolecall schedule Interleaved") == ["Interleaved1F1B", "InterleavedZeroBubble"]
+
+
 async def test_completion_is_silent_without_a_cluster(tmp_path: Path) -> None:
     words = {"COMP_WORDS": "rolecall show x", "COMP_CWORD": "2", "_ROLECALL_COMPLETE": "complete_bash"}
     done = await asyncio.to_thread(
@@ -495,7 +537,7 @@ async def test_completion_is_silent_without_a_cluster(tmp_path: Path) -> None:
 
 
 async def complete(master: Client, typed: str) -> list[str]:
-    """What the completion of a shell offers for the last word."""
+    """The words that a shell's completion offers for the last word."""
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_ROLECALL_COMPLETE": "complete_bash"}
     return (await run_at(master, **words)).out.split()
 

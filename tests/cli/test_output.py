@@ -1,29 +1,49 @@
+# pyright: standard
 """Control characters in untrusted text never reach the terminal."""
 
+import json
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
-from tests.master.harness import ONE_TRAINER, on_master, one_trainer
+from tests.master.harness import ONE_TRAINER, Client, Node, on_master, one_trainer
 
-from rolecall.cli import events, follow, metrics, output
+from rolecall.cli import events, follow, metrics, output, tokens
 from rolecall.cli.audit import audit_table
 from rolecall.cli.jobs import job_table
-from rolecall.cli.output import _UNBOUNDED, Terminal, fitting, goodput, make_table, progress, roles
+from rolecall.cli.output import (
+    _UNBOUNDED,
+    Terminal,
+    fitting,
+    goodput,
+    make_table,
+    progress,
+    roles,
+    time_heading,
+    word_breaks,
+)
 from rolecall.cli.top import view
-from rolecall.spec.access import AuditEntry
+from rolecall.client import UnknownName
+from rolecall.spec.access import AuditEntry, TokenDocument
 from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
+from rolecall.spec.wire import DesiredWorker
 from rolecall.workloads.catalogue import load
 
 from .command import run_at
 
+NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)
 HOSTILE = "\x1b]52;c;eA==\x07 \x1b[2J [red]"
 
 
@@ -41,18 +61,53 @@ def test_texts_send_no_control_characters_to_a_terminal() -> None:
     assert "\x1b[1m" in text, "its own styles stay"
 
 
+async def running_job(master: Client) -> tuple[Node, DesiredWorker, str]:
+    """A job with one trainer that runs: its node, its worker and its id."""
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    return node, worker, job
+
+
 async def test_a_log_leaves_the_terminal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with on_master(tmp_path) as master:
-        node = await one_trainer(master)
-        job = (await master.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
+        node, worker, job = await running_job(master)
         await node.ship(worker, "log", f"{HOSTILE}\x1b[8mconcealed\n".encode())
         assert (await run_at(master, "logs", job)).out.endswith("\x1b[8mconcealed\n")
         monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
         shown = (await run_at(master, "logs", job)).out
     assert r"\x1b]52;c;eA==\x07 \x1b[2J [red]" in shown
-    assert shown.endswith("\x1b[8mconcealed\n\x1b[0m")
+    assert shown.endswith("\x1b[8mconcealed\x1b[0m\n\x1b[0m")
+
+
+RECORD = (
+    '{"time": "2026-01-01T10:00:00.000+00:00", "level": "ERROR", "logger": "a.b", "message": "failed", "rank": 0, '
+    '"traceback": "Traceback:\\n  \\u001b[2J"}'
+)
+
+
+async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_master(tmp_path) as master:
+        node, worker, job = await running_job(master)
+        await node.ship(worker, "log", f'{{"loss": 1}}\n{RECORD}\n{RECORD[:50]}'.encode())
+        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+        await master.until(job, "succeeded")
+        raw = [f"[trainer-0] {text}" for text in ('{"loss": 1}', RECORD, RECORD[:50])]
+        for follow in ((), ("--follow",)):
+            assert (await run_at(master, "logs", job, *follow)).out.splitlines() == raw
+        found = (await run_at(master, "logs", job, "--grep", '"rank": 0')).out
+        assert found.splitlines() == raw[1:2], "the search is in the record as it is"
+        monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
+        for follow in ((), ("--follow",)):
+            assert (await run_at(master, "logs", job, *follow)).out.removesuffix("\x1b[0m").splitlines() == [
+                raw[0],
+                "[trainer-0] 2026-01-01 10:00:00.000+00:00 ERROR a.b failed [rank=0]",
+                "[trainer-0]     Traceback:",
+                r"[trainer-0]       \x1b[2J",
+                raw[2],
+            ]
+        assert json.loads((await run_at(master, "logs", job, "--json")).out.removesuffix("\x1b[0m")) == raw
 
 
 def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
@@ -65,7 +120,7 @@ def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
     }
     document = JobDocument.model_construct(roles=counts, resources=resources)
     assert roles(document) == (
-        "2 parameter-server with a GPU and 4 threads, 1 trainer with 1 thread, 1 stage, 1 observer on the CPU"
+        "2 parameter-servers with a GPU and 4 threads, 1 trainer with 1 thread, 1 stage, 1 observer on the CPU"
     )
 
 
@@ -82,6 +137,39 @@ def test_a_long_value_continues_below_itself_on_a_terminal(monkeypatch: pytest.M
     assert max(map(len, shown[40])) == 40
     assert [line[:14].strip() for line in shown[40]] == ["job", "data.train", "", "", "", "note"]
     assert "".join(line[14:] for line in shown[40][1:-1]) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "expected"),
+    [
+        ("short words only", 5, ["short words only"]),
+        ('["data/of/mine.txt", 1]', 19, ['["data/of/', 'mine.txt", 1]']),
+        ('["data/of/mine.txt", 1]', 20, ['["data/of/mine.txt", 1]']),
+        ('["/d", "abcdefgh"],', 10, ['["/d", "abcdefg', 'h"],']),
+        ('"abcdefghi",', 10, ['"abcdefgh', 'i",']),
+        ("/a/bcdefghijklmnop", 16, ["/a/bcdefghijklmn", "op"]),
+        ("b" * 20, 8, ["b" * 8, "b" * 8, "b" * 4]),
+        (",,,,,", 2, [",", ",", ",", ",,"]),
+        ("narrow", 1, ["narrow"]),
+        ("narrow", -3, ["narrow"]),
+    ],
+)
+def test_a_long_word_breaks_after_a_slash_and_not_before_its_comma(
+    text: str, columns: int, expected: list[str]
+) -> None:
+    places = word_breaks(text, columns)
+    assert [text[begin:end] for begin, end in pairwise([0, *places, len(text)])] == expected
+
+
+def test_a_list_of_paths_is_readable_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = StringIO()
+    monkeypatch.setattr(output, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=40))
+    output.print_values([("train", '["examples/data/austen/emma.txt", "examples/data/b.txt"]')], indent=2)
+    assert [line.rstrip() for line in sent.getvalue().splitlines()] == [
+        '  train  ["examples/data/austen/',
+        '         emma.txt",',
+        '         "examples/data/b.txt"]',
+    ]
 
 
 def test_the_greatest_loss_of_time_is_shown_first() -> None:
@@ -119,11 +207,12 @@ def test_a_job_without_a_gang_has_no_speed_and_no_remaining_time() -> None:
 def test_the_rows_of_metrics_fit_into_a_narrow_terminal() -> None:
     points = [(float(step), 1 / step) for step in range(1, 100)]
     found = [("validation_accuracy", "trainer-0", points), ("samples_per_s", "trainer-0", points)]
-    for width in (80, 300):
-        sent = StringIO()
-        terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=width)
-        terminal.print(make_table(metrics.HEADINGS, metrics.curve_rows(found, width), terminal))
-        assert len(sent.getvalue().splitlines()) == 3, sent.getvalue()
+    headings = ["METRIC", "WORKER", "CURVE", "STEP", "LAST"]
+    for width, ends in ((55, []), (59, []), (60, ["MAX"]), (80, ["MIN", "MAX"]), (300, ["MIN", "MAX"])):
+        heading, *rows = _lines(width, lambda terminal: metrics.metric_table(terminal, found))
+        assert heading.split() == headings + ends
+        assert [row.split()[0] for row in rows] == ["validation_accuracy", "samples_per_s"]
+        assert len(rows[0].split()[2]) >= 8
 
 
 def test_a_narrow_terminal_shows_the_state_and_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +248,7 @@ def test_an_id_stays_on_one_line_of_a_narrow_terminal() -> None:
     ],
 )
 def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str]) -> None:
-    newest = {"roles": {}, "priority": 0, "started_at": None, "ended_at": None, "created_at": datetime.now(UTC)}
+    newest: dict[str, Any] = {"roles": {}, "priority": 0, "started_at": None, "ended_at": None, "created_at": NOW}
     jobs = [
         JobOverview(
             id="transformer-pipeline-9e59f7cf",
@@ -185,7 +274,7 @@ def test_the_list_of_jobs_fits_the_terminal(columns: int, headings: list[str]) -
     ]
     sent = StringIO()
     terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=columns)
-    terminal.print(job_table(terminal, jobs, lambda _: ()))
+    terminal.print(job_table(terminal, jobs, lambda _: (), NOW))
     shown = sent.getvalue().splitlines()
     assert shown[0].split() == headings if columns > 40 else shown[0].startswith("ID")
     assert [line.split()[0] for line in shown[1:]] == [job.id for job in jobs]
@@ -222,7 +311,7 @@ def test_the_progress_in_the_list_of_a_terminal_is_brief() -> None:
     scores = {"validation_perplexity": 66.3, "validation_loss": 4.1948}
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4, metrics=scores)
     assert progress(newest, declared, room=40) == "step 9/90, val_loss 4.195 ↓, 4s left"
-    assert progress(newest, declared, room=25) == "step 9/90, val_l… 4.195 ↓, 4s left", "the value is whole"
+    assert progress(newest, declared, room=34) == "step 9/90, val_l… 4.195 ↓, 4s left", "the value is whole"
     newest = Progress(step=9, steps=90, loss=4.5, epoch=3, samples_per_s=17_940, seconds_left=4)
     assert progress(newest, declared, room=40) == "step 9/90, loss 4.500, 4s left"
 
@@ -253,14 +342,18 @@ def test_80_columns_have_the_whole_id_the_state_the_step_and_the_score(
         state=JobState.SUCCEEDED,
         reason=None,
         waiting_for=None,
-        created_at=datetime.now(UTC) - timedelta(minutes=59, seconds=59),
+        created_at=NOW - timedelta(minutes=59, seconds=59),
         started_at=None,
         ended_at=None,
         progress=Progress(step=steps, steps=steps, loss=3.0, seconds_left=16e3, metrics=metrics),
     )
     longest = JobOverview.model_validate(job.model_dump() | {"id": "transformer-pipeline-9e59f7cf"})
     terminal = Terminal(file=StringIO(), force_terminal=True, color_system=None, width=80)
-    for table in (job_table(terminal, [job], lambda _: declared), view(terminal, [], [job], lambda _: declared)):
+    tables = (
+        job_table(terminal, [job], lambda _: declared, NOW),
+        view(terminal, [], [job], lambda _: declared, NOW),
+    )
+    for table in tables:
         terminal.file = StringIO()
         terminal.print(table)
         (row,) = [line for line in terminal.file.getvalue().splitlines() if job.id in line]
@@ -268,9 +361,134 @@ def test_80_columns_have_the_whole_id_the_state_the_step_and_the_score(
         assert "  succeeded  " in row
         assert len(row) <= 80
     terminal.file = StringIO()
-    terminal.print(job_table(terminal, [job, longest], lambda _: declared))
+    terminal.print(job_table(terminal, [job, longest], lambda _: declared, NOW))
     for row in terminal.file.getvalue().splitlines()[1:]:
         assert row.endswith(shown[shown.index(" ") :])
+
+
+@pytest.mark.parametrize(
+    ("columns", "headings", "shown"),
+    [
+        (60, "JOB STATE PROGRESS", ("step 348, 2m44s left", "4 trainer slots: 1 …", "eval_return 475.2 ↑")),
+        (
+            80,
+            "JOB STATE PROGRESS",
+            (
+                "step 348/5800, val_… 5.230 ↓, 2m44s left",
+                "4 trainer slots: 1 of 6 is free; 3 jobs…",
+                "step 348/5800, eval_return 475.2 ↑",
+            ),
+        ),
+        (
+            100,
+            "JOB STATE AGE PROGRESS",
+            (
+                "step 348/5800, val_loss 5.230 ↓, 2m44s left",
+                "4 trainer slots: 1 of 6 is free; 3 jobs with a high…",
+                "step 348/5800, eval_return 475.2 ↑",
+            ),
+        ),
+        (
+            140,
+            "JOB NAME STATE AGE PROGRESS",
+            (
+                "step 348/5800, val_loss 5.230 ↓, 2m44s left",
+                "waiting for 4 trainer slots: 1 of 6 is free; 3 jobs with a higher prio…",
+                "step 348/5800, eval_return 475.2 ↑",
+            ),
+        ),
+    ],
+)
+def test_the_remaining_time_and_what_a_job_waits_for_are_more_important_than_its_age(
+    columns: int, headings: str, shown: tuple[str, ...]
+) -> None:
+    jobs = [
+        _job(
+            "transformer-pipeline",
+            JobState.RUNNING,
+            progress=_progress(validation_loss=5.23),
+            name="wikitext, 12 layers",
+        ),
+        _job(
+            "resnet-pipeline",
+            JobState.QUEUED,
+            waiting_for="waiting for 4 trainer slots: 1 of 6 is free; 3 jobs with a higher priority go first",
+        ),
+        _job("reinforce", JobState.PAUSED, progress=_progress(evaluation_return=475.25)),
+    ]
+    heading, *rows = _lines(columns, lambda terminal: view(terminal, [], jobs, _metrics_of, NOW))[-4:]
+    assert heading.split() == headings.split()
+    begin = heading.index("PROGRESS")
+    assert tuple(row[begin:].rstrip() for row in rows) == shown
+    listed = _lines(columns, lambda terminal: job_table(terminal, jobs, _metrics_of, NOW))[-3:]
+    assert columns == 140 or listed == rows, "only there, the list of jobs has another column, their owner"
+
+
+def test_figures_without_room_are_left_out_instead_of_cut() -> None:
+    running = _progress(step=12345, steps=580_000, seconds_left=16e3, validation_auc=0.9152)
+    ended = running.model_copy(update={"seconds_left": None})
+    found = {room: progress(running, _metrics_of("embedding-ddp"), room=room) for room in (47, 44, 43, 37, 36, 28, 21)}
+    assert found == {
+        47: "step 12345/580000, val_auc 0.9152 ↑, 4h26m left",
+        44: "step 12345/580000, val… 0.9152 ↑, 4h26m left",
+        43: "step 12345, val_auc 0.9152 ↑, 4h26m left",
+        37: "step 12345, val… 0.9152 ↑, 4h26m left",
+        36: "step 12345/580000, 4h26m left",
+        28: "step 12345, 4h26m left",
+        21: "4h26m left",
+    }
+    found = {room: progress(ended, _metrics_of("embedding-ddp"), room=room) for room in (35, 31, 24, 14)}
+    assert found == {
+        35: "step 12345/580000, val_auc 0.9152 ↑",
+        31: "step 12345, val_auc 0.9152 ↑",
+        24: "val_auc 0.9152 ↑",
+        14: "val_… 0.9152 ↑",
+    }
+    assert progress(ended, room=15) == "loss 3.142"
+
+
+def test_the_long_reason_of_a_failure_takes_no_columns_from_the_other_jobs() -> None:
+    jobs = [
+        _job("rnn-lm", JobState.FAILED, reason=f"trainer-0 on trainer-0: InputError: {'a' * 80}"),
+        _job("rnn-lm", JobState.SUCCEEDED, name="lm"),
+    ]
+    heading, failed, _ = _lines(80, lambda terminal: job_table(terminal, jobs, _metrics_of, NOW))
+    assert heading.split() == ["ID", "NAME", "OWNER", "STATE", "AGE", "PROGRESS"]
+    assert "  InputError: aaa" in failed
+
+
+def test_a_narrow_list_shows_the_error_of_a_failed_job_instead_of_its_worker() -> None:
+    reason = "trainer-0 on trainer-0: ValueError: it is [7]"
+    jobs = [_job("transformer-pipeline", JobState.FAILED, reason=reason)]
+    shown = {
+        columns: _lines(columns, lambda terminal: job_table(terminal, jobs, _metrics_of, NOW))[1]
+        for columns in (60, 150)
+    }
+    assert shown[60].rstrip().endswith("  failed  ValueError: it is [7]")
+    assert shown[150].rstrip().endswith(f"  {reason}")
+
+
+def _job(workload: str, state: JobState, **values: Any) -> JobOverview:
+    fields = {"owner": "alice", "roles": {}, "priority": 0, "created_at": NOW - timedelta(minutes=59, seconds=59)}
+    empty = {"name": "", "reason": None, "waiting_for": None, "started_at": None, "ended_at": None}
+    own = {"id": f"{workload}-9e59f7cf", "workload": workload, "state": state, "progress": Progress()}
+    return JobOverview.model_validate(fields | empty | own | values)
+
+
+def _progress(step: int = 348, steps: int = 5800, seconds_left: float | None = 164, **metrics: float) -> Progress:
+    return Progress(step=step, steps=steps, loss=3.1415, seconds_left=seconds_left, metrics=metrics)
+
+
+def _metrics_of(workload: str) -> list[MetricDocument]:
+    return [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
+
+
+def _lines(columns: int, shown: Callable[[Terminal], RenderableType]) -> list[str]:
+    """The output in a terminal."""
+    sent = StringIO()
+    terminal = Terminal(file=sent, force_terminal=True, color_system=None, width=columns)
+    terminal.print(shown(terminal))
+    return sent.getvalue().splitlines()
 
 
 def test_a_pipe_gets_the_whole_reason_of_a_failure() -> None:
@@ -284,14 +502,14 @@ def test_a_pipe_gets_the_whole_reason_of_a_failure() -> None:
         state=JobState.FAILED,
         reason="InputError: " + "\n".join(["a long path"] * 40),
         waiting_for=None,
-        created_at=datetime.now(UTC),
+        created_at=NOW,
         started_at=None,
         ended_at=None,
         progress=Progress(),
     )
     sent = StringIO()
     terminal = Terminal(file=sent, width=_UNBOUNDED)
-    terminal.print(job_table(terminal, [job], lambda _: ()))
+    terminal.print(job_table(terminal, [job], lambda _: (), NOW))
     assert " ".join(["a long path"] * 40) in sent.getvalue()
 
 
@@ -307,7 +525,7 @@ def test_80_columns_have_who_did_what_to_which_job() -> None:
     entries = [
         AuditEntry(
             id=58,
-            at=datetime.now(UTC),
+            at=NOW,
             token="ci-of-the-vision-group",
             address="192.168.100.100",
             action=action,
@@ -317,19 +535,26 @@ def test_80_columns_have_who_did_what_to_which_job() -> None:
         )
         for action, (_, target) in actions.items()
     ]
+    entries.append(entries[0].model_copy(update={"target": "x" * 3000, "outcome": 404}))
     shown: dict[int, list[str]] = {}
     for columns in (80, _UNBOUNDED):
         sent = StringIO()
         terminal = Terminal(file=sent, width=columns)
-        terminal.print(audit_table(terminal, entries))
+        terminal.print(audit_table(terminal, entries, NOW))
         shown[columns] = sent.getvalue().splitlines()
-    assert shown[80][0].split() == ["AT", "TOKEN", "ACTION", "TARGET", "STATUS"]
+    assert shown[80][0].split() == [
+        *time_heading("AT", Terminal(width=80)).split(),
+        "TOKEN",
+        "ACTION",
+        "TARGET",
+        "STATUS",
+    ]
     assert max(map(len, shown[80])) <= 80
-    for row, (action, target) in zip(shown[80][1:], actions.values(), strict=True):
+    for row, (action, target) in zip(shown[80][1:-1], actions.values(), strict=True):
         assert f"  {action}" in row
         assert target[: len(job)] in row or target != job
         assert row.rstrip().endswith("  200")
-    for row, action in zip(shown[_UNBOUNDED][1:], actions, strict=True):
+    for row, action in zip(shown[_UNBOUNDED][1:-1], actions, strict=True):
         assert f"  {action}  " in row
         assert "192.168.100.100" in row
 
@@ -352,9 +577,120 @@ def test_a_long_event_continues_below_itself_on_a_terminal(monkeypatch: pytest.M
     assert lines[-1].split()[2:] == ["attempt", "1", "running"], "the message repeats the kind"
 
 
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of the process until the end of the test."""
+
+    def use(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield use
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "name", "local"),
+    [
+        ("UTC", "UTC", "2026-07-01 12:00:00"),
+        ("XYZ-5:30", "UTC+05:30", "2026-07-01 17:30:00"),
+        ("XYZ+3", "UTC-03:00", "2026-07-01 09:00:00"),
+    ],
+)
+def test_a_terminal_names_the_time_zone_once_and_a_file_at_each_time(
+    in_zone: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, zone: str, name: str, local: str
+) -> None:
+    in_zone(zone)
+    offset = name.removeprefix("UTC") or "+00:00"
+    entry = AuditEntry(id=58, at=NOW, token="a", address="::1", action="POST /jobs", target="", outcome=200, count=1)
+    token = TokenDocument.model_construct(name="a", scopes=[], secrets=1, expires_at=NOW)
+    shown: dict[int, str] = {}
+    for columns in (80, _UNBOUNDED):
+        sent = StringIO()
+        terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=columns)
+        for module in (events, tokens):
+            monkeypatch.setattr(module, "out", terminal)
+        events.print_heading()
+        events.print_event(event(1, "running"))
+        terminal.print(audit_table(terminal, [entry], NOW))
+        terminal.print(tokens._row(token, NOW)[4])
+        shown[columns] = sent.getvalue()
+    heading, first, columns, row, expires = shown[80].splitlines()
+    assert heading.split() == ["TIME", f"({name})", "ATTEMPT", "KIND", "MESSAGE"]
+    assert [heading.index(one) for one in ("ATTEMPT", "KIND", "MESSAGE")] == [
+        first.index(one) for one in ("attempt", "running", "event")
+    ]
+    assert first.startswith(f"{local} ")
+    assert f"AT ({name})" in columns
+    assert f" {local[5:]} " in f" {row}"
+    assert expires == local[:-3]
+    first, columns, row, expires = shown[_UNBOUNDED].splitlines()
+    assert first.startswith(f"{local}{offset} ")
+    assert columns.split()[:3] == ["ID", "AT", "TOKEN"]
+    assert f" {local}{offset} " in row
+    assert expires == f"{local}{offset}"
+
+
+def test_all_times_have_the_offset_of_the_heading(in_zone: Callable[[str], None]) -> None:
+    in_zone("CET-1CEST,M3.5.0,M10.5.0/3")
+    terminal = Terminal(width=80)
+    moments = [datetime(2026, month, 1, 12, tzinfo=UTC) for month in (1, 7)]
+    hours = [output.local_time(one, terminal, "%H") for one in moments]
+    assert hours in (["13", "13"], ["14", "14"])
+    assert output.time_heading("AT", terminal) == f"AT (UTC+0{int(hours[0]) - 12}:00)"
+
+
 def test_the_bar_shows_no_job_before_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = StringIO()
     monkeypatch.setattr(follow, "err", Terminal(file=sent, force_terminal=True, color_system=None, width=80))
     with follow.view():
         pass
     assert "━" not in sent.getvalue()
+
+
+class Ending:
+    """A client whose job ends between two calls: its events already say so, but not the document before them."""
+
+    raw: Any = None
+
+    def __init__(self, final: JobState) -> None:
+        self._states = iter([JobState.RUNNING, JobState.STOPPING, final])
+        self._events = [[event(1, "running")], [event(2, "stopping"), event(3, final)]]
+
+    def job(self, _: str) -> JobDocument:
+        newest = Progress(step=5, steps=5)
+        return JobDocument.model_construct(
+            state=next(self._states), progress=newest, workload="none", waiting_for=None, attempts=[]
+        )
+
+    def events(self, _: str, after: int) -> list[Event]:
+        return [one for one in self._events[min(after, 1)] if one.id > after]
+
+    def workload(self, name: str) -> None:
+        raise UnknownName(name)
+
+
+def event(number: int, kind: str) -> Event:
+    return Event(id=number, at=NOW, attempt=1, kind=kind, message=f"event {kind}")
+
+
+@pytest.mark.parametrize("final", list(follow.EXITS))
+def test_no_bar_follows_the_event_that_the_job_has_ended(monkeypatch: pytest.MonkeyPatch, final: JobState) -> None:
+    sent = StringIO()
+    terminal = Terminal(file=sent, force_terminal=True, color_system="standard", width=80, _environ={})
+    monkeypatch.setattr(follow, "err", terminal)
+    client: Any = Ending(final)
+    document, _ = follow.follow_to_end(client, "a")
+    assert document.state is final
+    before, _, after = sent.getvalue().partition(f"event {final}")
+    assert "event stopping" in before
+    assert "\x1b[32m━" in before, "a finished bar is green, also with 16 colors"
+    assert "━" not in after
+
+
+def test_an_attempt_that_failed_is_followed_by_the_next_one() -> None:
+    client: Any = Ending(JobState.FAILED)
+    client._states = iter([JobState.QUEUED, JobState.QUEUED])
+    document, _, events = follow._news(client, "a", 1)
+    assert (document.state, [one.kind for one in events]) == (JobState.QUEUED, ["stopping", "failed"])

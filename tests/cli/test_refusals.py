@@ -1,4 +1,5 @@
-"""What the command says about requests that the master refuses: in the words of the command, not of HTTP."""
+# pyright: standard
+"""The command's errors about requests that the master refuses: in the words of the command, not of HTTP."""
 
 import asyncio
 import json

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.conftest import TOKEN
+from tests.ports import free_port
 from typer.testing import CliRunner
 
 from rolecall.cli.app import app
@@ -24,8 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """A function that runs a command against a master without nodes. It returns exit code, stdout and error."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     own = {"ROLECALL_TOKEN": TOKEN, "ROLECALL_NODE_TOKEN": "the-nodes-token-of-the-tests"}
     own |= {"ROLECALL_DATA": str(tmp_path), "ROLECALL_PORT": str(port), "ROLECALL_HOST": "127.0.0.1"}
     command = [sys.executable, "-m", "rolecall", "master"]

@@ -29,7 +29,7 @@ DECLARED = [
 
 def run(state: str = "succeeded", progress: dict[str, Any] | None = None, /, **result: Any) -> JobDocument:
     """A job that has ended."""
-    empty = {
+    empty: dict[str, Any] = {
         "name": "",
         "params": {},
         "roles": {},
@@ -105,6 +105,15 @@ def test_the_direction_of_a_metric_is_the_one_that_the_workloads_declare() -> No
     assert direction([*DECLARED, other], "test_loss") is None, "two workloads declare different ones"
 
 
+def test_speeds_have_a_direction_unless_the_workloads_declare_another() -> None:
+    speeds = ("samples_per_s", "start_s")
+    undirected = MetricDocument.model_validate(Metric("samples_per_s", "Speed."), from_attributes=True)
+    assert [direction([undirected], name) for name in speeds] == ["higher", "lower"]
+    own = MetricDocument.model_validate(Metric("samples_per_s", "Speed.", direction="lower"), from_attributes=True)
+    assert direction([own], "samples_per_s") == "lower"
+    assert direction([own, undirected], "samples_per_s") is None
+
+
 def workload(metrics: list[MetricDocument]) -> WorkloadDocument:
     return WorkloadDocument(name="w", summary="", roles={}, params={}, metrics=metrics)
 
@@ -131,7 +140,13 @@ def test_a_metric_that_a_job_can_have_is_accepted() -> None:
 
 
 def test_the_best_variants_have_the_best_mean_of_those_with_a_value() -> None:
-    runs = [run(x=1.0), run(x=5.0)], [run(x=2.0)], [run("failed", x=0.0)], [run(x=3.0)], []
+    runs: tuple[list[JobDocument], ...] = (
+        [run(x=1.0), run(x=5.0)],
+        [run(x=2.0)],
+        [run("failed", x=0.0)],
+        [run(x=3.0)],
+        [],
+    )
     done = measured([("a", (1, 2, 3, 4, 5))], *(list(one) for one in runs))
     assert best(done, "x", "lower") == [1]
     assert best(done, "x", "higher") == [0, 3], "means that are equal"

@@ -41,12 +41,15 @@ class Drawing(Params):
     """Parameters of every kind."""
 
     steps: Annotated[int, Field(ge=1, le=2**40)] = 3
-    """How many."""
+    """The number of them."""
     shape: Annotated[Circle | Square, Field(discriminator="name")] | None = None
     columns: list[str | Column]
     mode: Literal["a", "b"] = "a"
     range: tuple[float, Annotated[int, Field(gt=-1)]] = (0.0, 1)
     sizes: Annotated[list[int], Field(min_length=2, max_length=2)] = [1, 2]  # noqa: RUF012 - pydantic copies it
+    files: Annotated[list[str], Field(min_length=1)]
+    pairs: Annotated[list[str | Column], Field(min_length=2)]
+    only: Annotated[list[float], Field(min_length=1, max_length=1)] = [1.0]  # noqa: RUF012
     weights: dict[str, Column] = {}  # noqa: RUF012
 
 
@@ -59,7 +62,7 @@ def lines(entries: tuple[ParamEntry, ...], indent: str = "") -> Iterator[str]:
 
 def test_nested_parameters_have_types_ranges_defaults_and_meanings() -> None:
     assert list(lines(param_tree(Drawing.model_json_schema()))) == [
-        "steps|integer from 1 to 2^40|3|How many.",
+        "steps|integer from 1 to 2^40|3|The number of them.",
         'shape|name: "circle" or name: "square" or null|null|',
         ' |name: "circle"|None|Round.',
         "  radius|number > 0 and < 2^30|1.0|",
@@ -69,7 +72,12 @@ def test_nested_parameters_have_types_ranges_defaults_and_meanings() -> None:
         " inner|list of Column|[]|",
         'mode|"a" or "b"|"a"|',
         "range|[number, integer > -1]|[0.0, 1]|",
-        "sizes|list of 2 of integers|[1, 2]|",
+        "sizes|list of 2 integers|[1, 2]|",
+        "files|list of one or more strings|required|",
+        "pairs|list of 2 or more (string or Column)|required|",
+        " column|string|required|Its name.",
+        " inner|list of Column|[]|",
+        "only|list of 1 number|[1.0]|",
         "weights|object|{}|",
         " column|string|required|Its name.",
         " inner|list of Column|[]|",

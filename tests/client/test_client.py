@@ -1,9 +1,10 @@
-"""How the client reads responses, also those of servers that differ from this version's master."""
+# pyright: standard
+"""The client's reading of responses, also of those from servers that differ from this version's master."""
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -35,7 +36,7 @@ STRANGE = [
 
 
 @contextmanager
-def answering(answer: Any, status: int = 200) -> Iterator[Client]:
+def answering(answer: Any, status: int = 200) -> Generator[Client]:
     """A client of a server that answers every request with `answer` as JSON."""
 
     class Handler(BaseHTTPRequestHandler):

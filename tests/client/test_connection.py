@@ -1,4 +1,4 @@
-"""Which connections show a token to the network."""
+"""The connections that show a token to the network."""
 
 import socket
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A job through the Python client, with a real master."""
 
 import asyncio

@@ -1,6 +1,7 @@
+# pyright: standard
 """A real browser on the pages of a cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +16,7 @@ expect.set_options(timeout=WAIT_MS)
 
 
 @contextmanager
-def started_browser() -> Iterator[Browser]:
+def started_browser() -> Generator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
         yield browser
@@ -23,7 +24,7 @@ def started_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def logged_in(browser: Browser, cluster: Cluster) -> Iterator[Page]:
+def logged_in(browser: Browser, cluster: Cluster) -> Generator[Page]:
     """A page of a browser that is logged in. It must load nothing from other hosts and raise no error."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
@@ -54,7 +55,8 @@ def visit(page: Page, url: str) -> None:
 def log_in(page: Page, cluster: Cluster, token: str) -> None:
     visit(page, f"{cluster.url}/")
     page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Log in").click()
+    with page.expect_navigation():  # A load of the next page would abort the request before it sets the cookie.
+        page.get_by_role("button", name="Log in").click()
 
 
 def check_accessibility(page: Page) -> None:

@@ -33,7 +33,7 @@ def long_job(rows: Path, *, trainers: int = 2, max_steps: int = 1_000_000, **par
 
 
 def past_step(step: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether a job runs and has done more than `step` steps."""
+    """True for a job that runs and has done more than `step` steps."""
     return lambda document: document["state"] == "running" and document["progress"]["step"] > step
 
 

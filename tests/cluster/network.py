@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ class Network:
 
     data: Path
     prefix: str = f"rc{os.getpid()}"
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def namespace(self, place: str) -> str:
         return f"{self.prefix}{place}"
@@ -55,28 +55,28 @@ class Network:
         self.processes.append(process)
 
     @contextmanager
-    def cut(self, place: str, *, from_address: str | None = None) -> Iterator[None]:
+    def cut(self, place: str, *, from_address: str | None = None) -> Generator[None]:
         """No new TCP connection in or out, but to the control port: with everybody, or with one address."""
-        there, here = (f"ip {way} {from_address} " if from_address else "" for way in ("daddr", "saddr"))
+        there, here = (f"ip {field} {from_address} " if from_address else "" for field in ("daddr", "saddr"))
         opening = "tcp flags & (syn | ack) == syn"
         with self._filtered(place, f"{there}{opening} tcp dport != {PORT} drop", f"{here}{opening} drop"):
             yield
 
     @contextmanager
-    def isolated(self, place: str) -> Iterator[None]:
+    def isolated(self, place: str) -> Generator[None]:
         """Nothing goes in or out, to nobody, as when a switch fails."""
         with self._filtered(place, "drop", "drop"):
             yield
 
     @contextmanager
-    def narrowed(self, place: str) -> Iterator[None]:
+    def narrowed(self, place: str) -> Generator[None]:
         """Drop what is large, both ways, but for the control port: a wrong MTU on the way does so."""
         large = "meta length > 1200 drop"
         with self._filtered(place, f"tcp dport != {PORT} {large}", f"tcp sport != {PORT} {large}"):
             yield
 
     @contextmanager
-    def _filtered(self, place: str, leaving: str, coming: str) -> Iterator[None]:
+    def _filtered(self, place: str, leaving: str, coming: str) -> Generator[None]:
         """Under these rules of nftables, which spare loopback."""
         rules = f"""table inet filtered {{
             chain leaving {{
@@ -120,7 +120,7 @@ class ApartCluster(Running):
 
 
 @contextmanager
-def apart_cluster(data: Path) -> Iterator[ApartCluster]:
+def apart_cluster(data: Path) -> Generator[ApartCluster]:
     """Build the network and start the cluster; skips the test where that is not possible."""
     with ExitStack() as stack:
         network = Network(data)

@@ -1,4 +1,4 @@
-"""What breaks on a real cluster, and what the jobs make of it."""
+"""Faults on a real cluster, and their effects on its jobs."""
 
 import io
 import os
@@ -136,6 +136,8 @@ def test_cancel_works_in_every_state(cluster: Cluster, rows: Path, state: str) -
             cluster.client.post(f"/jobs/{job}/pause")
             if state == "paused":
                 cluster.wait_for(job, "paused", 20)
+        case _:
+            raise AssertionError(state)
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     cluster.wait_for(job, "cancelled", 20)
     assert cluster.until(job, lambda document: document["ended_at"], 5)

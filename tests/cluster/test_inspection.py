@@ -70,6 +70,8 @@ def _assert_profile(cluster: Cluster, job: str) -> None:
     content = cluster.client.get(f"/jobs/{job}/artifacts/{worker['artifact']}").content
     operations = {event.get("name") for event in json.loads(gzip.decompress(content))["traceEvents"]}
     assert "aten::addmm" in operations
+    # On a machine without a GPU, the profiler of torch would report that in the job's log.
+    assert "gpuGetDeviceCount" not in cluster.client.get(f"/jobs/{job}/logs").text
     server = cluster.client.post(f"/jobs/{job}/profile", json={"role": "parameter-server"}).json()
     assert "runs no steps" in server["silent"][0]["reason"]
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """The worked examples of `docs/adding-a-workload.md`, installed as a user would and run on a real cluster."""
 
 import io

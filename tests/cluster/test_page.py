@@ -1,3 +1,4 @@
+# pyright: standard
 """The web page in a real browser: submit, watch, read a failure, cancel, be refused."""
 
 import json
@@ -15,6 +16,11 @@ from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
 pytestmark = pytest.mark.slow
+
+RECORD = (
+    '{"time": "2026-01-01T10:00:00.000+00:00", "level": "ERROR", "logger": "a.b", "message": "in JSON", "rank": 0, '
+    '"traceback": "Traceback\\n  of it"}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +121,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_press_shows_at_once(page)
     expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
-    add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
+    add_to_log(cluster, job, ["a needle", RECORD, *(f"straw {number}" for number in range(3000))])
     workers = cluster.job(job)["attempts"][0]["workers"]
     rank = next(one["rank"] for one in workers if one["node"] == "trainer-1")
     expect(page.locator(".gang")).to_contain_text(f"rank {rank} · trainer-1")
@@ -279,6 +285,20 @@ def test_a_valid_job_shows_no_error_of_an_earlier_check(page: Page, cluster: Clu
     expect(page.locator(".wrong:visible, [data-wrong]")).to_have_count(0)
 
 
+def test_an_error_without_a_field_in_the_form_names_its_own(page: Page, cluster: Cluster) -> None:
+    errors = [
+        {"field": "workload", "message": "workloads must be installed", "given": '"x"'},
+        {"field": "workload", "message": "workload: it is missing", "given": "null"},
+    ]
+    problem = {"status": 422, "content_type": "application/problem+json", "body": json.dumps({"errors": errors})}
+    page.route("**/jobs?dry_run=true", lambda route: route.fulfill(**problem))
+    visit(page, f"{cluster.url}/ui/submit")
+    page.get_by_label("Start from").select_option("example:reinforce")
+    page.get_by_role("button", name="Check only").click()
+    said = "workload: workloads must be installed\nworkload: it is missing"
+    expect(page.locator("#problems")).to_have_text(said, use_inner_text=True)
+
+
 def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
     page: Page, cluster: Cluster
 ) -> None:
@@ -346,6 +366,12 @@ def check_log_of_ended_job(page: Page, rank: int) -> None:
     with page.expect_download() as download:
         log.get_by_role("link", name="Download").click()
     assert download.value.path().read_text() == "[trainer-0] a needle\n"
+    log.get_by_label("Text").fill("in JSON")
+    expect(lines).to_have_text(
+        "[trainer-0] 2026-01-01 10:00:00.000+00:00 ERROR a.b in JSON [rank=0]\n[trainer-0]     Traceback\n"
+        "[trainer-0]       of it",
+        use_inner_text=True,
+    )
     log.get_by_label("Text").fill("no such text")
     expect(status).to_contain_text("No line contains this text.")
     expect(lines).to_be_empty()

@@ -90,7 +90,7 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
     assert "observer_0_return" in series
     assert "observer_1_return" in series
     assert spans(watched, submitted, "observer-0") >= {"act", "step", "rollout"}
-    assert spans(watched, submitted, "trainer-0") >= {"learn", "rollout"}
+    assert spans(watched, submitted, "trainer-0") >= {"learn", "await rollouts"}
     with Image.open(io.BytesIO(artifact(watched, submitted, "episode.gif"))) as movie:
         assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 30

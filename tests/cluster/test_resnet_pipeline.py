@@ -121,7 +121,17 @@ def uninterrupted(stages: Cluster, folder: Path, tmp_path_factory: pytest.TempPa
     stages.wait_for(job, "succeeded", 240)
     for metric in ("validation_accuracy", "bubble"):
         assert each_epoch(stages, job, metric).keys() > {1, 2}
+    _assert_steps_have_the_numbers_of_the_job(stages, job)
     return weights(stages, job, tmp_path_factory.mktemp("uninterrupted"))
+
+
+def _assert_steps_have_the_numbers_of_the_job(cluster: Cluster, job: str) -> None:
+    """On all workers, so that the newest step can be drawn, also after several epochs."""
+    shown = cluster.client.get(f"/jobs/{job}/timeline").raise_for_status().json()
+    numbers = {one["rank"]: [number for number, _, _ in one["steps"]] for one in shown["workers"]}
+    assert numbers == {rank: list(range(1, 33)) for rank in range(3)}
+    picture = cluster.client.get(f"/jobs/{job}/timeline", params={"format": "schedule"}).raise_for_status().text
+    assert f"{job}, step 32" in picture
 
 
 @pytest.mark.parametrize("victim", ["stage-0", "stage-1"])

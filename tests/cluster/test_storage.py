@@ -1,4 +1,4 @@
-"""Where a cluster keeps things: PostgreSQL instead of SQLite, an fsspec URL instead of the master's volume."""
+"""Other storage of a cluster: PostgreSQL instead of SQLite, an fsspec URL instead of the master's volume."""
 
 import io
 import os

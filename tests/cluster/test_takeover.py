@@ -1,9 +1,10 @@
+# pyright: standard
 """Two real masters, of which the first is killed: a job that trains on real nodes continues."""
 
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +52,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 @contextmanager
-def address(master: int) -> Iterator[Address]:
+def address(master: int) -> Generator[Address]:
     """The address, leading to this port of the machine at first."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         one = Address(listener, master)
@@ -61,7 +62,7 @@ def address(master: int) -> Iterator[Address]:
 
 
 def is_ready(master: Container) -> bool:
-    """Whether this master leads."""
+    """True if this master leads."""
     try:
         return httpx.get(f"http://127.0.0.1:{master.port}/readyz", headers=bearer(TOKEN)).is_success
     except httpx.TransportError:

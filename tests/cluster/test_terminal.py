@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Session:
 
 
 @contextmanager
-def typed(cluster: Cluster, *arguments: str) -> Iterator[Session]:
+def typed(cluster: Cluster, *arguments: str) -> Generator[Session]:
     """Run a command in a terminal of its own. At the end, the terminal must have its first settings and its cursor."""
     keyboard, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))

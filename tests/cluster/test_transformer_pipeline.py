@@ -74,6 +74,7 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     assert min(times) > 0
     assert result["bubble_theory"] == pytest.approx(1 / 5)
     assert 0 < result["bubble_measured"] < 1
+    assert 0 < result["bubble_simulated"] < 1
     bubbles = each_epoch(cluster, job, "bubble")
     assert list(bubbles) == [1]
     assert all(0 < bubble < 1 for bubble in bubbles.values())

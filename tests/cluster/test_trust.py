@@ -1,4 +1,4 @@
-"""What a job may not name ends it at once, on real nodes, and nothing of it runs."""
+"""A job that names what it may not ends at once, on real nodes, and nothing of it runs."""
 
 import os
 import time

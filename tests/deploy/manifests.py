@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` would send, and how Kubernetes reads it: selectors, pods, what policies let through."""
+"""The objects that `kubectl apply -k` would send, as Kubernetes reads them: selectors, pods, network policies."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ class Pod:
 
 
 def program(name: str, *elsewhere: Path) -> str:
-    """Where a program is. Without it the test is skipped, but fails in CI, where `.ci/run` installs it."""
+    """The path of a program. Without it the test is skipped, but fails in CI, where `.ci/run` installs it."""
     for path in (shutil.which(name), *elsewhere):
         if path and Path(path).exists():
             return str(path)
@@ -109,12 +109,12 @@ def named(objects: tuple[Object, ...], kind: str, name: str) -> Object:
 
 
 def workloads(objects: tuple[Object, ...]) -> list[Object]:
-    """What starts pods."""
+    """The objects that start pods."""
     return of_kind(objects, *WORKLOAD_KINDS)
 
 
 def roles(objects: tuple[Object, ...]) -> list[Object]:
-    """What starts pods of Rolecall's own images."""
+    """The objects that start pods of Rolecall's own images."""
     return [one for one in workloads(objects) if pod_labels(one)["app.kubernetes.io/name"] == "rolecall"]
 
 
@@ -129,7 +129,7 @@ def pod_labels(workload: Object) -> dict[str, str]:
 
 
 def pod_spec(workload: Object) -> Object:
-    """What its pods run."""
+    """The specification of its pods."""
     return workload["spec"]["template"]["spec"]
 
 
@@ -153,7 +153,7 @@ def ports(workload: Object) -> dict[str, int]:
 
 
 def port_range(workload: Object) -> range:
-    """Where its workers listen."""
+    """The ports on which its workers listen."""
     (sysctl,) = pod_spec(workload)["securityContext"]["sysctls"]
     assert sysctl["name"] == "net.ipv4.ip_local_port_range"
     first, last = map(int, sysctl["value"].split())
@@ -161,13 +161,13 @@ def port_range(workload: Object) -> range:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector, of which only `matchLabels` is used here, picks something with these labels."""
+    """True if a label selector, of which only `matchLabels` is used here, picks something with these labels."""
     assert selector.keys() <= {"matchLabels"}, selector
     return selector.get("matchLabels", {}).items() <= labels.items()
 
 
 def may_talk(objects: tuple[Object, ...], source: Pod, target: Pod, port: int) -> bool:
-    """Whether the network policies let `source` open a TCP connection to `port` of `target`."""
+    """True if the network policies let `source` open a TCP connection to `port` of `target`."""
     return _lets(objects, source, "Egress", target, port) and _lets(objects, target, "Ingress", source, port)
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from rolecall.spec.role import Role
 PROJECT = "rolecall-test"
 VERSION = "test"
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "")
-"""What the images are built upon; `.ci/engine` makes one where none can be pulled."""
+"""The base of the images; `.ci/engine` makes one where none can be pulled."""
 FILE = ROOT / "compose.yaml"
 TAIL = 200
 START_S = 120
@@ -40,7 +40,7 @@ def engine() -> None:
 
 
 def docker(*arguments: str | Path, check: bool = True, timeout: float = 300) -> str:
-    """What `docker` prints; fail with its errors if it fails."""
+    """The output of `docker`; fails with its errors if it fails."""
     done = subprocess.run(
         ["docker", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=timeout, cwd=ROOT
     )
@@ -81,7 +81,7 @@ class Stack(Running):
         self._label = f"label=com.docker.compose.project={project}"
 
     def compose(self, *arguments: str, timeout: float = 300, **variables: str) -> str:
-        """What `docker compose` prints; fail with its errors if it fails."""
+        """The output of `docker compose`; fails with its errors if it fails."""
         done = subprocess.run(
             ["docker", "compose", "--project-name", self.project, *self._files, *arguments],
             capture_output=True,
@@ -127,7 +127,7 @@ class Stack(Running):
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans")
 
     def find_master(self) -> None:
-        """Where the master is published now; a container that starts again has another port."""
+        """Set the master's published address; a container that starts again has another port."""
         address = self.compose("port", "master", "8080").strip()
         self.client.base_url = httpx.URL(f"http://{address}")
         self.client.headers["Authorization"] = f"Bearer {self.token}"
@@ -157,7 +157,7 @@ class Stack(Running):
         return docker("compose", "--project-name", self.project, "logs", *options, check=False, timeout=60)
 
     def leftovers(self) -> dict[str, list[str]]:
-        """What of the project there still is."""
+        """The resources of the project that still exist."""
         kinds = {"container": ["ps", "--all"], "network": ["network", "ls"], "volume": ["volume", "ls"]}
         return {
             kind: found
@@ -167,7 +167,7 @@ class Stack(Running):
 
 
 @contextmanager
-def running_stack(project: str = PROJECT, **variables: str) -> Iterator[Stack]:
+def running_stack(project: str = PROJECT, **variables: str) -> Generator[Stack]:
     """The stack of `compose.yaml`, up; when left it is taken down, and nothing of it may be left."""
     stack = Stack({"PUBLISH": "127.0.0.1:", **variables}, project=project)
     stack.remove()

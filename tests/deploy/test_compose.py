@@ -1,4 +1,4 @@
-"""What `compose.yaml` and the Dockerfile say, against the code; nothing is started."""
+"""`compose.yaml` and the Dockerfile agree with the code; nothing is started."""
 
 import re
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: standard
 """The stack of `compose.yaml` for real: images, containers, networks, tokens, and what may befall them."""
 
 import json
@@ -223,7 +224,7 @@ def test_jobs_outlive_a_killed_master(stack: Stack) -> None:
     assert len(after["attempts"]) == 1
 
 
-def test_a_node_cut_off_the_network_is_lost_and_comes_back(stack: Stack) -> None:
+def test_a_node_behind_a_partition_is_lost_and_comes_back(stack: Stack) -> None:
     job = stack.submit(_long_job())
     stack.until(job, past_step(20), PATIENCE_S)
     victim = stack.containers("trainer")[-1]

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ OUTSIDER = "outsider"
 SUBNET = "10.0.0.0/24"
 RULES = re.findall(r"^ *```nft\n(.*?)```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE)
 ELSEWHERE = 8000
-"""Where the outsider listens: a port of none of the machines' own."""
+"""The outsider's port, which is none of the machines' own."""
 PORTS = "net.ipv4.ip_local_port_range=40000 49999"
 
 
@@ -106,7 +106,7 @@ def _check_firewalls(addresses: dict[str, str]) -> None:
 
 
 def _connect(name: str, address: str, port: int) -> str:
-    """How a call from this machine to that port ends, answered over HTTP or not."""
+    """The result of a call from this machine to that port, answered over HTTP or not."""
     call = f"""
 from http.client import HTTPConnection
 try:
@@ -139,7 +139,7 @@ def _inspect(name: str, template: str) -> str:
 
 
 @contextmanager
-def _machine(name: str, master: str, folder: Path, *roles: str, **more: str) -> Iterator[Stack]:
+def _machine(name: str, master: str, folder: Path, *roles: str, **more: str) -> Generator[Stack]:
     """These roles on one machine, up and healthy."""
     override = folder / f"{name}.yaml"
     network = {"network_mode": f"container:{_host(name)}"}

@@ -1,3 +1,4 @@
+# pyright: standard
 """The manifests render, are valid for the newest Kubernetes, and mean what the code means."""
 
 import json

@@ -1,4 +1,4 @@
-"""Who may talk to whom on Kubernetes: the network policies, the Ingress, what Prometheus finds, and the document."""
+"""Connections on Kubernetes: the network policies, the Ingress, the targets of Prometheus, and the document."""
 
 import re
 import shlex
@@ -206,8 +206,9 @@ def test_the_documents_patches_do_what_it_says() -> None:
         assert {"name": "ROLECALL_DATA_SCHEMES", "value": "s3"} in container(one)["env"]
         store = {"name": "ROLECALL_BLOB_URL", "value": "s3://my-bucket/rolecall"}
         assert (store in container(one)["env"]) == (role_of(one) == Role.MASTER)
-    labels = [one["metadata"]["labels"] for one in of_kind(objects, "ServiceMonitor")]
-    assert [one["release"] for one in labels] == ["RELEASE", "RELEASE"]
+    for kind, count in {"ServiceMonitor": 2, "PrometheusRule": 1}.items():
+        labels = [one["metadata"]["labels"] for one in of_kind(objects, kind)]
+        assert [one["release"] for one in labels] == count * ["RELEASE"]
     created = set(re.findall(r"create secret (?:generic|docker-registry) (\S+) ", DOCUMENT))
     assert created == {"rolecall-tokens", "rolecall-database", "rolecall-master-tls", "registry", "object-store"}
 

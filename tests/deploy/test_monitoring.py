@@ -1,14 +1,14 @@
-"""What `monitoring/` holds: Prometheus accepts it and finds data behind every panel of the dashboards."""
+# pyright: standard
+"""Prometheus accepts the files of `monitoring/`, and finds data behind every panel of the dashboards."""
 
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, combinations
 from pathlib import Path
@@ -25,6 +25,7 @@ from monitoring import boards, exported, reference
 from tests.cluster.jobs import long_job, past_step, short_job, workers
 from tests.conftest import Cluster, running_cluster
 from tests.deploy.manifests import program
+from tests.ports import free_port
 
 from rolecall.settings.master import MasterSettings
 from rolecall.settings.node import NodeSettings
@@ -507,13 +508,12 @@ def _query(prometheus: httpx.Client, expression: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _prometheus(cluster: Cluster, folder: Path) -> Iterator[httpx.Client]:
+def _prometheus(cluster: Cluster, folder: Path) -> Generator[httpx.Client]:
     """A real Prometheus with the shipped configuration, told where this cluster's programs and tokens are."""
     folder.mkdir()
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_moved(cluster, folder)))
     (folder / "rules").symlink_to(MONITORING / "rules")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
     command = [program("prometheus"), *(f"--{name}={value}" for name, value in options.items())]
     with (folder / "log").open("wb") as log:

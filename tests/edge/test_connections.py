@@ -1,4 +1,5 @@
-"""What of the limited protocol needs no socket. `security/test_edge` and `security/test_crowd` test it with sockets."""
+# pyright: standard
+"""The limited protocol, without sockets. `security/test_edge` and `security/test_crowd` test it with sockets."""
 
 import json
 import resource

@@ -1,3 +1,4 @@
+# pyright: standard
 """The device of the tests, and the report. `make test` collects nothing here: only `tests.gpu` sets the device."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: standard
 """The jobs of the tests, and how they run: on the GPU, or in a rehearsal on the CPU."""
 
 import ctypes

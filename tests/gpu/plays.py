@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """The main function of a worker that the fork server forks: confined, then on the GPU."""
 
 import json

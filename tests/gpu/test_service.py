@@ -1,3 +1,4 @@
+# pyright: standard
 """Jobs of the service on a GPU: discovery, placement, the fork server and the sandbox together."""
 
 import json
@@ -6,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -29,13 +30,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "transformer-pipeline": {"max_steps": 4, "sample": {"tokens": 5}},
     "reinforce": {"max_updates": 2, "evaluation": {"episodes": 2, "movie": False}},
 }
-"""What ends an example after a few steps, and the generated rows of `embedding-ddp`."""
+"""The parameters that end an example after a few steps, and the generated rows of `embedding-ddp`."""
 
 
 @contextmanager
 def cluster(
     data: Path, inputs: Path, nodes: Mapping[str, int] = MappingProxyType({"trainers": 1}), **environment: str
-) -> Iterator[httpx.Client]:
+) -> Generator[httpx.Client]:
     """A master, a parameter server and these nodes on this machine; yields a client of the master."""
     token = secrets.token_urlsafe(32)
     given = {"ROLECALL_TOKEN": token, "ROLECALL_DATA_ROOTS": str(inputs), "XDG_CONFIG_HOME": str(data / "config")}

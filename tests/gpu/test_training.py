@@ -1,3 +1,4 @@
+# pyright: standard
 """Every workload trains, saves, resumes and exports on a GPU as on the CPU.
 
 In float64 only the order of sums differs: by about 1e-12 after six steps, so that a tolerance of 1e-9 detects a
@@ -187,7 +188,7 @@ PREDICT = {
     "resnet-pipeline": "(model.model.to(device), model.predict([Image.new('RGB', (40, 32), (9, 99, 200))])[0, 0])[1]",
     "reinforce": "model.to(device).act(np.array([0.1, 0.2, 0.3, 0.4], np.float32))",
 }
-"""What a user of an exported model calls on a device."""
+"""The calls of an exported model by its user, on a device."""
 
 
 @pytest.mark.parametrize("name", PREDICT)

@@ -1,9 +1,10 @@
+# pyright: standard
 """Cache entries are complete or missing."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
@@ -51,7 +52,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def user(folder: Path, key: str) -> Iterator[subprocess.Popen[str]]:
+def user(folder: Path, key: str) -> Generator[subprocess.Popen[str]]:
     """A process that uses an entry until the block ends."""
     command = [sys.executable, "-c", USE, str(folder), key]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -329,7 +330,7 @@ def test_a_link_to_nothing_is_evicted(tmp_path: Path, name: str) -> None:
 def test_a_cache_that_can_not_be_listed_fails_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(found: Path, _: object) -> Iterator[cache.Entry]:
+    def fail(found: Path, *_: object) -> Iterator[cache.Entry]:
         raise OSError("stale file handle")
 
     monkeypatch.setattr(cache, "_entries", fail)

@@ -45,7 +45,7 @@ def test_what_is_written_is_read(name: ScheduleName) -> None:
         (["0F0,0B0,0I0,0W0", "1F0,1B0"], "either 0B0, or both 0I0 and 0W0"),
         (["0B0,0F0", "1F0,1B0"], "rank 0 waits at 0B0 for 0F0"),
         (["0F0,0W0,0I0", "1F0,1B0"], "rank 0 waits at 0W0 for 0I0"),
-        (["0F0,0B0", "2F0,2B0"], r"valid for 2 ranks with 1 each"),
+        (["0F0,0B0", "2F0,2B0"], r"valid for 2 ranks with 1 stage each"),
         (["0F0,0B0,1F0,1B0", "2F0,2B0,3F0,3B0"], r"rank 0: \[0, 2\]; rank 1: \[1, 3\]"),
         (["0F0,0F1,0B0,0B1", "1F1,1F0,1B0,1B1"], "must take the micro-batches in order"),
         (["0F99999,0B0", "1F0,1B0"], "at most 16383"),
@@ -59,6 +59,11 @@ def test_a_mistake_is_named(rows: list[str], message: str) -> None:
 def test_a_deadlock_names_who_waits_for_what() -> None:
     with pytest.raises(InputError, match="rank 0 waits at 0B1 for 1I1"):
         parse_schedule(["0F0,0F1,0B1,0F2,0B0,0B2", "1F0,1F1,1F2,1B1,1B0,1B2"])
+
+
+def test_digits_of_other_scripts_are_no_numbers() -> None:
+    with pytest.raises(InputError):
+        parse_schedule(["\u0660F0,0B0", "1F0,1B0"])
 
 
 def test_a_file_must_be_in_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

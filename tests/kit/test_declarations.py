@@ -1,4 +1,4 @@
-"""What workloads declare, by the rules of Prometheus."""
+"""The declarations of workloads follow the rules of Prometheus."""
 
 import pytest
 

@@ -24,6 +24,22 @@ def test_files_keep_the_order_of_paths_and_globs_that_of_names(root: Path) -> No
     assert [Path(file.url).name for file in found] == ["c.txt", "a.csv", "b.csv"]
 
 
+def test_an_error_about_a_glob_names_no_match_in_a_closed_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = root / "data"
+    closed.mkdir()
+    (closed / "hidden.csv").touch()
+    monkeypatch.setenv("ROLECALL_DATA", str(closed))
+    with pytest.raises(InputError, match=r"\*\.csv is outside the folders") as failed:
+        find([str(root / "*/*.csv")])
+    assert "hidden" not in str(failed.value)
+
+
+def test_a_pipe_is_not_called_a_folder(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with pytest.raises(InputError, match="pipe is not a regular file"):
+        find([str(root / "pipe")])
+
+
 @pytest.mark.parametrize("name", ["rows.CSV", "rows.csv.gz"])
 def test_a_file_is_decompressed_and_its_suffix_is_that_of_its_content(root: Path, name: str) -> None:
     content = b"y\n1\n"

@@ -1,3 +1,4 @@
+# pyright: standard
 """Parameters in one vector: updates and checkpoints are those of the single parameters."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: standard
 """Coordinates in the mesh and the sum of gradients, by a group of one process."""
 
 from collections.abc import Iterator

@@ -1,9 +1,14 @@
+# pyright: standard
 """The times of a step."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from rolecall.kit.meter import Bubble, ComputeTime, GpuClock, Meter
+from rolecall.kit.meter import Bubble, ComputeTime, GpuClock, Meter, all_passes
+from rolecall.kit.pipelining import COSTS, Task
 from rolecall.runtime.timeline import Timeline
 
 
@@ -78,6 +83,53 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
         ("wait", 25.0, 6.0, None),
     ]
     assert (timeline.seconds()["compute"], timeline.seconds()["wait"]) == (10.0, 21.0)
+
+
+def test_the_passes_of_all_steps_but_the_first_are_added_up_with_the_loss_in_the_forward_passes() -> None:
+    class Stage:
+        stage_index = 5
+
+        def forward_one_chunk(self, _: int, seconds: float, *, full_backward: bool = True) -> None:
+            clock.pass_by(seconds)
+
+        backward_one_chunk = backward_weight_one_chunk = forward_one_chunk
+
+    clock, stage = Ticks(), Stage()
+    meter = Meter(clock)
+    meter.watch(stage)
+    loss = meter.timed(clock.pass_by, "loss")
+    for factor in (100.0, 1.0, 3.0):
+        with meter.step():
+            stage.forward_one_chunk(0, factor)
+            loss(factor / 2)
+            stage.backward_one_chunk(0, 2 * factor)
+            stage.backward_one_chunk(1, 4 * factor, full_backward=False)
+            stage.backward_weight_one_chunk(1, 5 * factor)
+    assert not meter.passes.has([[Task(4, "F", 0)]])
+    assert meter.passes.has([[Task(5, kind, 9) for kind in COSTS]])
+    assert {str(task): meter.passes.cost(task) for task in (Task(5, kind, 7) for kind in COSTS)} == {
+        "5F7": 3.0,
+        "5I7": 8.0,
+        "5W7": 10.0,
+        "5B7": 4.0,
+    }
+
+
+def test_the_passes_of_all_workers_have_the_mean_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums over the workers stand in for those that the collective makes."""
+    meters = [Meter(Ticks()) for _ in range(3)]
+    for meter, stage, seconds in zip(meters, (0, 1, 1), (1.0, 4.0, 8.0), strict=True):
+        meter.passes.add(stage, "F", seconds)
+    meters[2].passes.add(1, "F", 3.0)
+    tables: list[torch.Tensor] = []
+    grid = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(dist, "all_reduce", tables.append)
+    for meter in meters:
+        all_passes(meter, grid, 2)  # type: ignore[arg-type] - the rest of the grid is not used
+    monkeypatch.setattr(dist, "all_reduce", lambda table: table.copy_(sum(tables)))
+    found = all_passes(meters[0], grid, 2)  # type: ignore[arg-type]
+    assert [found.cost(Task(stage, "F", 0)) for stage in range(2)] == [1.0, 5.0]
+    assert not found.has([[Task(0, "B", 0)]])
 
 
 def test_computations_count_once_and_only_when_their_device_has_completed_them() -> None:

@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 def test_parts_of_any_size_make_the_whole() -> None:
     logits = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    accumulator, parts = ClassMetricsAccumulator(3, CPU), []
+    accumulator = ClassMetricsAccumulator(3, CPU)
+    parts: list[ClassMetrics] = []
     for part in (slice(0, 4), slice(4, 7), slice(7, 7)):
         for start in range(part.start, part.stop, 2):
             chunk = slice(start, min(start + 2, part.stop))

@@ -1,3 +1,4 @@
+# pyright: standard
 """The parameters' optimizers are torch's, and gradients are clipped as torch clips them."""
 
 import mmap

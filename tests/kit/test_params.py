@@ -24,6 +24,12 @@ def test_one_path_is_a_list_of_one_and_is_marked_as_a_path() -> None:
         assert isinstance(read.data[0], DataPath)
 
 
+def test_every_wrong_path_is_named() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Given.model_validate_json('{"data": ["a.csv", "", "b.csv", 5, ""]}', strict=True)
+    assert [error["loc"] for error in caught.value.errors()] == [("data", 1), ("data", 3), ("data", 4)]
+
+
 def test_lists_become_tuples() -> None:
     assert Given.model_validate({"hidden": [3, 2]}).hidden == (3, 2)
 

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -35,7 +36,44 @@ def test_the_text_is_the_figure_of_the_paper() -> None:
         "rank 0   F0 F1 .  .  B0 B0 .  B1 B1",
         "rank 1   .  F0 B0 B0 F1 B1 B1",
     ]
-    assert all(len(line) <= 20 for line in schedule_text(timed(planned_order("GPipe", 4, 8, 1)), 20))
+
+
+def test_the_text_fits_a_narrow_terminal() -> None:
+    planned = timed(planned_order("1F1B", 4, 8, 1))
+    wide = schedule_text(planned, 107)
+    assert wide[0].endswith(" .  B6 B6 .  B7 B7")
+    packed = schedule_text(planned, 106)
+    assert packed == schedule_text(planned, 75)
+    assert packed[0] == "rank 0   F0F1F2F3. . . . . . B0B0F4B1B1F5B2B2F6B3B3F7B4B4. B5B5. B6B6. B7B7"
+    split = schedule_text(planned, 60)
+    assert [line for line in split if not line.startswith("rank ")] == ["", "time 0 to 17", "", "time 17 to 33"]
+    assert split[2:4] == [
+        "rank 0   F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 F4 B1 B1 F5 B2",
+        "rank 1   .  F0 F1 F2 .  .  .  .  B0 B0 F3 B1 B1 F4 B2 B2 F5",
+    ]
+    assert split[8:10] == [
+        "rank 0   B2 F6 B3 B3 F7 B4 B4 .  B5 B5 .  B6 B6 .  B7 B7",
+        "rank 1   B3 B3 F6 B4 B4 F7 B5 B5 .  B6 B6 .  B7 B7",
+    ]
+
+
+def test_long_names_have_blanks_between_them() -> None:
+    planned = timed(planned_order("Interleaved1F1B", 4, 12, 2))
+    text = schedule_text(planned, 10 + 4 * int(max(one.end for tasks in planned for one in tasks)))
+    assert "time" in text[1], "the rows would fit without blanks"
+    assert all(re.fullmatch(r"rank \d   ((\.|\d[FB]\d+) *)*", row) for row in text if row.startswith("rank"))
+    assert not any(re.search(r"\d[FB]\d+[FB]", row) for row in text)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B"])
+@pytest.mark.parametrize("width", [5, 20, 60, 80])
+def test_the_text_of_a_narrow_terminal_has_every_cell(name: ScheduleName, width: int) -> None:
+    planned = timed(planned_order(name, 4, 12, 2 if name == "Interleaved1F1B" else 1))
+    text, whole = schedule_text(planned, width), schedule_text(planned, 10_000)
+    assert all(len(line) <= max(width, 13) for line in text)
+    for rank, line in enumerate(whole):
+        own = "".join(row[9:].replace(" ", "") for row in text if row.startswith(f"rank {rank} "))
+        assert own == line[9:].replace(" ", "")
 
 
 def test_a_timeline_shows_spans_of_each_thread_and_few_of_too_many() -> None:
@@ -51,7 +89,7 @@ def test_a_timeline_shows_spans_of_each_thread_and_few_of_too_many() -> None:
     )  # fmt: skip
     document = TimelineDocument(job="j", attempt=1, live=True, at=datetime.now(UTC), workers=(worker,), silent=())
     hints = bars(timeline_svg(document))
-    assert [hint.split(":")[0] for hint in hints] == ["F3, step 1", "act, step 1"]
+    assert [hint.split(":")[0] for hint in hints] == ["F3, step 1", "act, step 1, t-1"]
 
 
 def labels(svg: str, name: str) -> list[str]:
@@ -59,15 +97,22 @@ def labels(svg: str, name: str) -> list[str]:
 
 
 def test_a_timeline_with_thousands_of_threads_is_drawn_soon() -> None:
-    spans = tuple(Span("look-up", "compute", n * 0.001, 0.5, 1, None, None, f"t{n % 3000}") for n in range(6000))
-    worker = {"role": Role.TRAINER, "node": "n", "clock_uncertainty_s": 0.0, "cut": False, "steps": (), "spans": spans}
+    spans = tuple(Span("look-up", "compute", n / 1024, 0.5, 1, None, None, f"t{n % 3000}") for n in range(6000))
+    worker: dict[str, Any] = {
+        "role": Role.TRAINER,
+        "node": "n",
+        "clock_uncertainty_s": 0.0,
+        "cut": False,
+        "steps": (),
+        "spans": spans,
+    }
     workers = tuple(WorkerTimeline.model_construct(rank=rank, role_rank=rank, **worker) for rank in range(32))
     at = datetime(2026, 1, 1, tzinfo=UTC)
     document = TimelineDocument.model_construct(job="toy-1", attempt=1, live=True, at=at, workers=workers, silent=())
     begin = time.process_time()
     svg = timeline_svg(document)
     assert svg.count("<rect") > 256
-    assert f"; without {32 * 3000 - 256} threads after the first 256" in svg
+    assert f"; without {32 * 512 - 256} rows after the first 256" in svg
     assert is_within(time.process_time() - begin, 2)
 
 
@@ -122,6 +167,33 @@ def test_threads_are_in_the_order_of_their_numbers() -> None:
     rows = [text.text for text in ET.fromstring(timeline_svg(document)).iter(f"{_SVG}text")]
     order = ["stage-0", "stage-0 a", "stage-0 thread-1", "stage-0 thread-9", "stage-0 thread-10"]
     assert [row for row in rows if row in order] == order
+
+
+def test_threads_share_rows_while_others_are_idle() -> None:
+    """No bar of a row overlaps one of another thread, and every span is drawn once."""
+    spans = [
+        Span(f"{name}{call}", "compute", 2.0 * call + begin, seconds, 1, None, None, f"thread-{call % 4}")
+        for call in range(12)
+        # Two calls at a time at most; each has a phase within it.
+        for name, begin, seconds in (("apply", 0.0, 3.0), ("act", 0.5, 1.0))
+    ]
+    spans.append(Span("wait", "wait", 0.0, 20.0, 1, None, None, "main"))
+    svg = timeline_svg(document_of(spans))
+    names = [text.text for text in ET.fromstring(svg).iter(f"{_SVG}text") if (text.text or "").startswith("observer")]
+    assert names == ["observer-0", "observer-0 threads 1", "observer-0 threads 2"]
+    assert sorted(hint.split(":")[0] for hint in bars(svg)) == sorted(
+        f"{span.name}, step 1" + (f", {span.thread}" if span.thread != "main" else "") for span in spans
+    )
+    ends: dict[str, tuple[float, str]] = {}
+    """By row, the end of the last bar and its thread."""
+    for group in ET.fromstring(svg).iter(f"{_SVG}g"):
+        thread = group.findtext(f"{_SVG}title", "").split(":")[0].rpartition(", ")[2]
+        (x, y), width = (float(group[1].get(name, "")) for name in ("x", "y")), float(group[1].get("width", ""))
+        row = str(y // 32)
+        if row in ends and x < ends[row][0] - 0.02:
+            assert ends[row][1] == thread
+        ends[row] = max(ends.get(row, (0.0, "")), (x + width, thread))
+    assert len(ends) == 3
 
 
 def test_a_label_is_where_no_inner_bar_covers_it() -> None:

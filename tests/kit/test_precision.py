@@ -1,3 +1,4 @@
+# pyright: standard
 """One meaning of `precision` for all workloads."""
 
 from collections.abc import Iterator

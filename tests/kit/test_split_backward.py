@@ -1,3 +1,4 @@
+# pyright: standard
 """Split backward passes give the gradients of whole ones."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: standard
 """Torch's stages and schedules compute what the whole model does, by a rank with all stages."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# pyright: standard
 """Custom models without their weights, and parts of them."""
 
 import sys

@@ -1,3 +1,4 @@
+# pyright: standard
 """A real master on a real socket, and nodes that a test plays itself."""
 
 import asyncio
@@ -5,7 +6,7 @@ import hashlib
 import re
 import sqlite3
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -126,12 +127,13 @@ def make_node(
 
 def alive(spec: NodeSpec, **values: Any) -> NodeState:
     """The node as a placement sees it."""
-    return NodeState(**({"spec": spec, "alive": True, "heartbeat_age_s": 0.0} | values))
+    given: dict[str, Any] = {"spec": spec, "alive": True, "heartbeat_age_s": 0.0}
+    return NodeState(**(given | values))
 
 
 def make_settings(data: Path, **values: Any) -> MasterSettings:
     """Settings of a master that is quick to notice."""
-    quick = {"heartbeat_s": 5.0, "node_timeout_s": 30.0, "host": "127.0.0.1", "port": 0}
+    quick: dict[str, Any] = {"heartbeat_s": 5.0, "node_timeout_s": 30.0, "host": "127.0.0.1", "port": 0}
     if "database_url" not in values and data.is_dir() and not (database := data / "rolecall.db").exists():
         database.touch(0o600)
         database.write_bytes(_empty_database())
@@ -154,7 +156,7 @@ def _empty_database() -> bytes:
 
 
 @asynccontextmanager
-async def turns_of_loop() -> AsyncIterator[list[float]]:
+async def turns_of_loop() -> AsyncGenerator[list[float]]:
     """The seconds that the event loop's turns take in the block, complete after it."""
     turns_s: list[float] = []
     loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -194,7 +196,7 @@ async def serving(
     catalogue: Catalogue | None = None,
     *,
     own_routes: bool = False,
-) -> AsyncIterator["Client"]:
+) -> AsyncGenerator["Client"]:
     """A master that serves until the block ends; its whole state is in `settings.data`.
 
     With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with. A test that
@@ -293,7 +295,7 @@ async def verify_all(master: Master) -> None:
 
 
 @asynccontextmanager
-async def on_master(data: Path, *, clock: Clock | None = None, **values: Any) -> AsyncIterator["Client"]:
+async def on_master(data: Path, *, clock: Clock | None = None, **values: Any) -> AsyncGenerator["Client"]:
     """A master whose settings are these `values`."""
     async with serving(make_settings(data, **values), clock=clock) as client:
         yield client
@@ -373,7 +375,7 @@ class Node:
 
     client: Client
     spec: NodeSpec
-    reports: dict[tuple[str, int, int], WorkerReport] = field(default_factory=dict)
+    reports: dict[tuple[str, int, int], WorkerReport] = field(default_factory=dict[tuple[str, int, int], WorkerReport])
     desired: Desired | None = None
     draining: bool = False
     findings: tuple[Finding, ...] = ()
@@ -418,7 +420,7 @@ class Node:
         now = datetime.now(UTC)
         times: dict[str, Any] = {"spawned_at": now} | ({"joined_at": now} if state is WorkerState.RUNNING else {})
         key = (launch.job, launch.attempt, launch.worker.rank)
-        report = {"job": key[0], "attempt": key[1], "rank": key[2], "state": state, "pid": 100 + key[2]}
+        report: dict[str, Any] = {"job": key[0], "attempt": key[1], "rank": key[2], "state": state, "pid": 100 + key[2]}
         self.reports[key] = WorkerReport(**(report | times | values))
         return await self.beat()
 
@@ -449,12 +451,14 @@ ONE_TRAINER = {"parameter-server": 0, "trainer": 1}
 
 def line(kind: str, **values: Any) -> ProgressLine:
     """A line of a worker's progress."""
-    return ProgressLine(**({"kind": kind, "at": datetime.now(UTC)} | values))
+    given: dict[str, Any] = {"kind": kind, "at": datetime.now(UTC)}
+    return ProgressLine(**(given | values))
 
 
 def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
-    """Why a worker ended badly."""
-    return Failure(**({"message": message, "at": datetime.now(UTC)} | values))
+    """The failure of a worker."""
+    given: dict[str, Any] = {"message": message, "at": datetime.now(UTC)}
+    return Failure(**(given | values))
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -482,5 +486,5 @@ async def submit_as(client: Client, token: str, **values: Any) -> httpx.Response
 
 
 def files(folder: Path, pattern: str) -> list[Path]:
-    """What of that name there is below the master's data folder."""
+    """The files and folders of that name below the master's data folder."""
     return list(folder.glob(pattern))

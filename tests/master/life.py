@@ -149,12 +149,12 @@ class World:
         return [self.settings.data / "blobs" / job / part.blob for part in manifest.parts]
 
     def is_whole(self, job: str, manifest: CheckpointManifest) -> bool:
-        """Whether all parts of a checkpoint are in the blob store, unchanged."""
+        """True if all parts of a checkpoint are in the blob store, unchanged."""
         files = zip(self.files(job, manifest), manifest.parts, strict=True)
         return all(file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == p.sha256 for file, p in files)
 
     async def rows(self, job: str | None = None) -> Rows:
-        """What the database has, or what it has of a job: every row of each table that is not empty."""
+        """Every row of each table that is not empty, or those of a job alone."""
         found: Rows = {}
         async with self.master.database.read() as connection:
             for table in schema.metadata.sorted_tables:
@@ -169,7 +169,7 @@ class World:
         return found
 
     def all_files(self) -> set[Path]:
-        """What the jobs have on the master's volume."""
+        """The files of the jobs on the master's volume."""
         return {path for name in ("streams", "blobs") for path in (self.settings.data / name).rglob("*")}
 
     def traces(self, job: str) -> list[Path]:

@@ -136,7 +136,7 @@ async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path
             assert (await client.call(token, "GET", "/metrics")).is_success
         said = await found()
         assert said["level"] == "warning"
-        assert "since this master's start 3 calls of /metrics used an admin token" in said["message"]
+        assert "since this master's start, 3 calls of /metrics used an admin token" in said["message"]
         assert "boss from 127.0.0.1" in said["message"]
         assert said["remedy"] == "give Prometheus the token of ROLECALL_METRICS_TOKEN, and nothing else"
 
@@ -264,7 +264,7 @@ async def test_tokens_and_the_signing_key_outlive_a_restart(tmp_path: Path) -> N
 
 async def test_wrong_requests_for_tokens_are_refused(client: Client) -> None:
     await make_token(client, "alice", Scope.READ)
-    for body, status in (
+    refused: list[tuple[dict[str, Any], int]] = [
         ({"name": "alice", "scopes": ["read"]}, 409),
         ({"name": "Alice!", "scopes": ["read"]}, 422),
         ({"name": "bob", "scopes": []}, 422),
@@ -272,7 +272,8 @@ async def test_wrong_requests_for_tokens_are_refused(client: Client) -> None:
         ({"name": "bob", "scopes": ["read"], "max_queue": 1}, 422),
         ({"name": "bob", "scopes": ["read"], "expires_at": "2030-01-01T00:00:00"}, 422),
         ({"name": "bob", "scopes": ["read"], "max_slots": -1}, 422),
-    ):
+    ]
+    for body, status in refused:
         assert (await client.user("POST", "/tokens", json=body)).status_code == status, body
     late = await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 1e9})
     assert late.status_code == 422
@@ -361,7 +362,7 @@ async def test_the_nodes_token_is_rotated_node_by_node(client: Client) -> None:
     job = (await client.submit(roles=ONE_TRAINER))["id"]
     (worker,) = await node.workers()
     fresh = await make_token(client, "node-2", Scope.NODE)
-    beat = {"started": node.spec.started, "workers": []}
+    beat: dict[str, Any] = {"started": node.spec.started, "workers": []}
     answer = await client.call(fresh, "POST", "/internal/nodes/trainer-0/heartbeat", json=beat)
     assert answer.json()["workers"][0]["launch"]["token"] == worker.launch.token, "nothing hangs on a node's token"
     assert (await client.job(job))["state"] == "placed"
@@ -376,6 +377,7 @@ def test_weak_settings_are_found(tmp_path: Path) -> None:
     assert "ROLECALL_METRICS_TOKEN is not set" in weak[2].message
     assert "/run/token" in weak[3].message
     assert "ROLECALL_KEEP_DAYS" in weak[4].remedy
+    assert "the disk of the master's data folder can fill up" in weak[4].message
     strong = make_settings(tmp_path, keep_days=30).model_copy(
         update={
             name: type(make_settings(tmp_path).token)(name * 8) for name in ("token", "node_token", "metrics_token")

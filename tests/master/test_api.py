@@ -22,6 +22,7 @@ from .harness import (
     Client,
     ManualClock,
     bearer,
+    failure,
     on_master,
     one_trainer,
 )
@@ -130,7 +131,8 @@ async def test_resources_that_no_live_node_has_are_refused_and_others_shown(clie
 
 async def test_broken_and_oversized_bodies(client: Client) -> None:
     broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
-    assert "not JSON" in broken["detail"]
+    why = "it ends too early; add what is missing, such as a closing } or ]"
+    assert broken["detail"] == f"the body is not JSON: {why} (at character 13)"
     lone = await client.user("POST", "/jobs", content=b'{"workload": "toy", "params": {"\\ud800": 1}}')
     assert "half of a surrogate pair" in check_problem(lone, 422)["detail"]
     check_problem(await client.user("POST", "/jobs", content=b'{"workload": "\\ud800"}'), 422)
@@ -164,6 +166,9 @@ async def test_the_frameworks_own_errors_are_problems_too(client: Client) -> Non
     check_problem(await client.user("GET", "/jobs/none"), 404)
     check_problem(await client.user("GET", "/jobs/%00"), 404)
     check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
+    for wrong in ("12", "1e9", "-1.5"):
+        problem = check_problem(await client.user("GET", "/jobs", params={"created_before": wrong}), 422)
+        assert "2026-01-31T18:00:00Z" in problem["detail"]
     problem = check_problem(await client.user("GET", "/jobs", params={"created_after": "odd"}), 422)
     assert problem["errors"][0]["message"] == "it must be a time with its zone"
     assert problem["errors"][0]["legal"] == "a time with its zone, such as 2026-01-31T18:00:00Z", "not: or null"
@@ -277,6 +282,23 @@ async def test_what_can_be_read_of_the_cluster(client: Client) -> None:
         assert line in text.splitlines()
     schema = (await client.user("GET", "/openapi.json")).json()
     assert schema["components"]["securitySchemes"]
+
+
+async def test_the_error_about_an_attempt_names_those_that_a_job_has(client: Client) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+
+    async def refusals(job: str) -> set[str]:
+        calls = [client.user("GET", f"/jobs/{job}/{what}?attempt=7") for what in ("metrics", "logs")]
+        return {check_problem(await call, 404)["detail"] for call in calls}
+
+    (worker,) = await node.workers()
+    assert await refusals(job) == {f"job {job} has no attempt 7; its only attempt is 1"}
+    await node.say(worker, WorkerState.FAILED, failure=failure())
+    await client.until(job, "placed", also=lambda one: one["attempt"] == 2)
+    assert await refusals(job) == {f"job {job} has no attempt 7; valid: 1 to 2"}
+    waiting = (await client.submit(roles={"parameter-server": 0, "trainer": 4}))["id"]
+    assert await refusals(waiting) == {f"job {waiting} has no attempt 7; it has none yet"}
 
 
 async def test_logs_are_read_and_followed(client: Client) -> None:

@@ -34,7 +34,7 @@ def part(blob: str, size: int) -> dict[str, Any]:
 
 async def record(client: Client, job: str, step: int, *parts: dict[str, Any], attempt: int = 1) -> httpx.Response:
     """Record a checkpoint by the first attempt."""
-    manifest = {"attempt": attempt, "step": step, "parts": parts, "position": {}}
+    manifest: dict[str, Any] = {"attempt": attempt, "step": step, "parts": parts, "position": {}}
     return await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=manifest)
 
 

@@ -1,4 +1,5 @@
-"""What both kinds of blob stores promise, and each of them alone. `test_shared_folder` attacks a folder."""
+# pyright: standard
+"""The promises of both kinds of blob stores, and of each of them alone. `test_shared_folder` attacks a folder."""
 
 import io
 import os

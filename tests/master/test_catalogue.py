@@ -3,6 +3,7 @@
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +117,36 @@ def test_lists_are_taken_where_a_name_could_stand_for_their_owner() -> None:
     checked = load().check_request(JobRequest(workload="reinforce", params=params))["params"]
     assert checked["policy"]["hidden"] == [32, 16]
     assert checked["environment"]["wrappers"][0]["entry_point"] == "FlattenObservation"
+
+
+_ROWS = {"train": "a.csv", "label": "y", "categorical": ["job"]}
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "fields"),
+    [
+        ("transformer-pipeline", {"text": {"train": "a.txt"}, "layers": "8"}, ["layers"]),
+        ("rnn-lm", {"text": {"train": ["a", 1, "", 2]}}, ["text.train.1", "text.train.2", "text.train.3"]),
+        ("embedding-ddp", {"data": {**_ROWS, "shuffle_buffer": "512"}}, ["data.shuffle_buffer"]),
+        ("embedding-ddp", {"data": {**_ROWS, "max_bad_rows": 0.0, "stream": 1}}, ["data.max_bad_rows", "data.stream"]),
+        (
+            "embedding-ddp",
+            {"data": {**_ROWS, "categorical": ["job", {"column": "city", "min_count": "2"}]}},
+            ["data.categorical.1.min_count"],
+        ),
+        (
+            "embedding-ddp",
+            {"data": {"synthetic": {"rows": "512", "signal": True}}},
+            ["data.synthetic.rows", "data.synthetic.signal"],
+        ),
+    ],
+)
+def test_every_value_of_a_wrong_kind_is_reported(workload: str, params: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        load().check_request(JobRequest(workload=workload, params=params))
+    assert [one["field"].removeprefix("params.") for one in caught.value.field_errors] == fields
+
+
+def test_an_integer_is_a_number() -> None:
+    request = JobRequest(workload="embedding-ddp", params={"data": {"synthetic": {"signal": 1}}})
+    assert load().check_request(request)["params"]["data"]["synthetic"]["signal"] == 1.0

@@ -1,7 +1,7 @@
 """The cleaner alone, with a clock that the test sets. `test_deletion` tests it in a master."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -127,7 +127,7 @@ class World:
             (self.data / path).write_text("x")
 
     async def audited(self) -> int:
-        """How many entries the audit log has."""
+        """The number of entries in the audit log."""
         async with self.database.read() as connection:
             return await connection.scalar(select(func.count()).select_from(schema.audit)) or 0
 
@@ -140,11 +140,12 @@ def files_below(folder: Path) -> set[Path]:
 
 
 def policy(**given: Any) -> RetentionPolicy:
-    return RetentionPolicy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
+    defaults: dict[str, Any] = {"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None}
+    return RetentionPolicy(**(defaults | given))
 
 
 @asynccontextmanager
-async def in_world(tmp_path: Path, given: RetentionPolicy) -> AsyncIterator[World]:
+async def in_world(tmp_path: Path, given: RetentionPolicy) -> AsyncGenerator[World]:
     world = World(tmp_path, given)
     await world.database.migrate()
     try:
@@ -324,15 +325,15 @@ async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             for number in range(30):
                 await events.add(connection, "toy-1", START, "checkpoint", f"own {number}")
                 for _ in range(2):
-                    told = events.WorkerEvent(f"toy-1/1/0/{number}", START, f"told {number}")
-                    await events.add_once(connection, "toy-1", 1, [told])
+                    reported = events.WorkerEvent(f"toy-1/1/0/{number}", START, f"reported {number}")
+                    await events.add_once(connection, "toy-1", 1, [reported])
         await world.cleaner.clean()
         async with world.database.read() as connection:
             found = [event.message for event in await events.of_job(connection, "toy-1")]
         assert [text for text in found if text.startswith("own")] == [f"own {number}" for number in range(20, 30)]
-        told = [text for text in found if not text.startswith("own")]
-        assert told == [
-            *(f"told {number}" for number in range(9)),
+        reported = [text for text in found if not text.startswith("own")]
+        assert reported == [
+            *(f"reported {number}" for number in range(9)),
             "workers reported 10 events: later ones are in their logs only",
         ]
 

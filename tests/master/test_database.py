@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ ENOUGH_S = 20.0
 
 
 @asynccontextmanager
-async def opened(url: str, limits: DatabaseTimeouts = QUICK) -> AsyncIterator[Database]:
+async def opened(url: str, limits: DatabaseTimeouts = QUICK) -> AsyncGenerator[Database]:
     """A migrated database, closed at the end."""
     database = Database(url, limits)
     try:
@@ -40,7 +40,7 @@ async def opened(url: str, limits: DatabaseTimeouts = QUICK) -> AsyncIterator[Da
 
 
 @asynccontextmanager
-async def write_locked(path: Path) -> AsyncIterator[None]:
+async def write_locked(path: Path) -> AsyncGenerator[None]:
     """SQLite's write lock, held by another program."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
         async with asyncio.timeout(ENOUGH_S):
@@ -55,8 +55,8 @@ async def write_locked(path: Path) -> AsyncIterator[None]:
 
 
 @contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """Processes that neither answer nor close their sockets, like a machine behind a cut network."""
+def stopped(pids: list[int]) -> Generator[None]:
+    """Processes that neither answer nor close their sockets, like a machine behind a network partition."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -67,7 +67,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
 
 
 async def error_detail(call: Callable[[], Awaitable[object]]) -> str:
-    """What a caller learns about an error that comes in time."""
+    """The detail that a caller gets about an error that comes in time."""
     async with asyncio.timeout(ENOUGH_S):
         with pytest.raises(SQLAlchemyError) as caught:
             await call()
@@ -105,10 +105,10 @@ async def test_a_locked_sqlite_database_delays_no_reader_and_loses_no_node(tmp_p
 async def test_waiting_writers_are_answered_in_time(tmp_path: Path) -> None:
     async with opened(sqlite_url(tmp_path / "test.db")) as database:
         async with write_locked(tmp_path / "test.db"):
-            told = await asyncio.gather(*(error_detail(lambda: write(database)) for _ in range(4)))
+            details = await asyncio.gather(*(error_detail(lambda: write(database)) for _ in range(4)))
             await database.ping()
-        assert any("locked" in one for one in told)
-        assert any("all connections to the database have been in use" in one for one in told)
+        assert any("locked" in one for one in details)
+        assert any("all connections to the database have been in use" in one for one in details)
         await write(database)
 
 

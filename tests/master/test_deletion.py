@@ -49,7 +49,7 @@ async def gone(client: Client, data: Path, job: str) -> None:
 
 
 async def rows(database: Database) -> list[int]:
-    """How many rows each table of jobs, and of what they have, has."""
+    """The number of rows in each table of jobs, and of what they have."""
     tables = [table for table in schema.metadata.sorted_tables if _is_of_jobs(table)]
     async with database.read() as connection:
         return [await connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables]

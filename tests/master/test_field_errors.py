@@ -143,7 +143,23 @@ def test_a_wrong_key_is_described_with_all_its_rules() -> None:
     (field_error,) = explain(caught.value.errors(), JobRequest.model_json_schema())
     assert (field_error["field"], field_error["message"]) == ("labels.-", "'-' is not a valid name")
     rule = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit first and last"
-    assert field_error["legal"] == f"{rule}, also after a DNS name and '/'"
+    assert field_error["legal"] == f"{rule}, also after a DNS name and '/', such as team"
+
+
+@pytest.mark.parametrize("labels", [{"my team": "x"}, {"team": "data science"}])
+def test_a_space_in_a_label_is_named_with_a_valid_example(labels: dict[str, str]) -> None:
+    ((name, value),) = labels.items()
+    for model, request in ((JobRequest, {"workload": "toy"}), (JobUpdate, {})):
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate(request | {"labels": labels})
+        (field_error,) = explain(caught.value.errors(), model.model_json_schema(), value={"labels": labels})
+        assert field_error == {
+            "field": f"labels.{name}",
+            "message": "it has a space",
+            "given": f'"{value if name == "team" else name}"',
+            "legal": field_error["legal"],
+        }
+        assert (", such as data-science" if name == "team" else "'/', such as team") in field_error["legal"]
 
 
 def test_a_pattern_is_described_in_words_where_there_are_some() -> None:
@@ -262,6 +278,22 @@ UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
     ),
     (
         "embedding-ddp",
+        _set("dense_optimizer", {"learning_rate": 1}),
+        [
+            ("dense_optimizer.name", "it is missing", "adam, adamw, sgd"),
+            ("dense_optimizer.learning_rate", "did you mean 'lr'?", "betas, eps, lr, momentum, name, weight_decay"),
+        ],
+    ),
+    (
+        "embedding-ddp",
+        _set("dense_optimizer", {"name": "adm", "momentun": 1}),
+        [
+            ("dense_optimizer.name", "did you mean 'adam'?", "adam, adamw, sgd"),
+            ("dense_optimizer.momentun", "did you mean 'momentum'?", "betas, eps, lr, momentum, name, weight_decay"),
+        ],
+    ),
+    (
+        "embedding-ddp",
         _set("dense_optimizer", {"lr": 1}),
         [("dense_optimizer.name", "it is missing", "adam, adamw, sgd")],
     ),
@@ -335,29 +367,51 @@ _SPLIT = f"a number ≥ 0 and < 1 or {_PATHS}"
 _OPTIMIZER = 'an object whose name is sgd, adam or adamw, such as {"name": "sgd"}'
 _ALGORITHM = 'reinforce, ppo or an object whose name is reinforce or ppo, such as {"name": "reinforce"}'
 _LABEL = "a string of at most 1,024 characters or an object with column, positive, classes, numeric"
-UNIONS += [
-    # A single value is not the first item of a list, and what stands for an object has no fields.
-    ("rnn-lm", _set("text.validation", True), [("text.validation", "it must be a number, a string or a list", _SPLIT)]),
-    ("rnn-lm", _set("text.validation", ""), [("text.validation", "it must have at least 1 character, not 0", _SPLIT)]),
-    ("reinforce", _set("environment", ""), [("environment", "at least 1 character, not 0", "1 to 1,024 characters")]),
-    ("rnn-lm", _set("text.validation", 1.5), [("text.validation", "it must be less than 1", _SPLIT)]),
-    ("rnn-lm", _set("text.validation", []), [("text.validation", "it must have at least 1 item, not 0", _SPLIT)]),
-    ("rnn-lm", _set("text.validation", ["a", 5]), [("text.validation.1", "it must be a string", "")]),
-    ("rnn-lm", _set("text.train", 5), [("text.train", "it must be a string, a list or null", f"{_PATHS} or null")]),
-    ("embedding-ddp", _set("data.label", "x" * 2000), [("data.label", "it must have at most 1,024", _LABEL)]),
-    ("embedding-ddp", _set("data.label", 5), [("data.label", "it must be a string or an object", _LABEL)]),
-    ("embedding-ddp", _set("data", {"synthetic": {"label": 1}}), [("data.synthetic.label", "or equal to 2", "binary")]),
-    ("reinforce", _set("algorithm", "sac"), [("algorithm", "there is no algorithm 'sac'", "ppo, reinforce")]),
-    ("reinforce", _set("policy", "custom"), [("policy.builder", "it is missing", "a function as module:function")]),
-    ("reinforce", _set("algorithm", 5), [("algorithm", "it must be a string or an object", _ALGORITHM)]),
-    ("reinforce", _set("optimizer", "adam"), [("optimizer", "it must be an object or null", f"{_OPTIMIZER} or null")]),
-    ("rnn-lm", _set("optimizer", "adam"), [("optimizer", "it must be an object", _OPTIMIZER)]),
-    (
-        "rnn-lm",
-        _set("epochs", 2**30),
-        [("epochs", "it must be less than or equal to 2^24", "an integer from 1 to 2^24")],
-    ),
-]
+UNIONS.extend(
+    [
+        # A single value is not the first item of a list, and what stands for an object has no fields.
+        (
+            "rnn-lm",
+            _set("text.validation", True),
+            [("text.validation", "it must be a number, a string or a list", _SPLIT)],
+        ),
+        (
+            "rnn-lm",
+            _set("text.validation", ""),
+            [("text.validation", "it must have at least 1 character, not 0", _SPLIT)],
+        ),
+        (
+            "reinforce",
+            _set("environment", ""),
+            [("environment", "at least 1 character, not 0", "1 to 1,024 characters")],
+        ),
+        ("rnn-lm", _set("text.validation", 1.5), [("text.validation", "it must be less than 1", _SPLIT)]),
+        ("rnn-lm", _set("text.validation", []), [("text.validation", "it must have at least 1 item, not 0", _SPLIT)]),
+        ("rnn-lm", _set("text.validation", ["a", 5]), [("text.validation.1", "it must be a string", "")]),
+        ("rnn-lm", _set("text.train", 5), [("text.train", "it must be a string, a list or null", f"{_PATHS} or null")]),
+        ("embedding-ddp", _set("data.label", "x" * 2000), [("data.label", "it must have at most 1,024", _LABEL)]),
+        ("embedding-ddp", _set("data.label", 5), [("data.label", "it must be a string or an object", _LABEL)]),
+        (
+            "embedding-ddp",
+            _set("data", {"synthetic": {"label": 1}}),
+            [("data.synthetic.label", "or equal to 2", "binary")],
+        ),
+        ("reinforce", _set("algorithm", "sac"), [("algorithm", "there is no algorithm 'sac'", "ppo, reinforce")]),
+        ("reinforce", _set("policy", "custom"), [("policy.builder", "it is missing", "a function as module:function")]),
+        ("reinforce", _set("algorithm", 5), [("algorithm", "it must be a string or an object", _ALGORITHM)]),
+        (
+            "reinforce",
+            _set("optimizer", "adam"),
+            [("optimizer", "it must be an object or null", f"{_OPTIMIZER} or null")],
+        ),
+        ("rnn-lm", _set("optimizer", "adam"), [("optimizer", "it must be an object", _OPTIMIZER)]),
+        (
+            "rnn-lm",
+            _set("epochs", 2**30),
+            [("epochs", "it must be less than or equal to 2^24", "an integer from 1 to 2^24")],
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize(("workload", "change", "expected"), UNIONS)

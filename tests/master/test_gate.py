@@ -1,4 +1,4 @@
-"""Who gets through the gate, and who waits there. Floods are in tests/security, log-in and sessions in `test_web`."""
+"""The requests that pass the gate, and those that wait. Floods are in tests/security, sessions in `test_web`."""
 
 import asyncio
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: standard
 """A job's life in any order of events: what users ask, what nodes report, what is lost. The real master decides.
 
 CI runs the same few examples each time; CONTRIBUTING.md says how to run many others.
@@ -7,7 +8,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -92,7 +93,7 @@ class JobLife(RuleBasedStateMachine):
         self.hidden: dict[Path, Path] = {}
         """Files that are out of sight, as if a mount was missing, and where they are meanwhile."""
         self.settled = True
-        """Whether nothing has happened since the last pass."""
+        """True if nothing has happened since the last pass."""
 
     @initialize()
     def start(self) -> None:
@@ -315,7 +316,7 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.hidden)
     @rule()
     def show(self) -> None:
-        """What was out of sight is back."""
+        """The files that were out of sight are back."""
         for job in self.jobs:
             for one in self.run(self.world.recorded(job)):
                 for file in self.world.files(job, one.manifest):
@@ -455,8 +456,8 @@ class JobLife(RuleBasedStateMachine):
         for worker in sorted(self.world.launched):
             if worker[0] == job:
                 place = [spec.name for spec in SPECS].index(worker[-1])
-                told = self.world.report(worker, WorkerState.FAILED)
-                yield lambda place=place, told=told: self.world.beat(place, told, master=master)
+                reported = self.world.report(worker, WorkerState.FAILED)
+                yield lambda place=place, reported=reported: self.world.beat(place, reported, master=master)
                 yield lambda attempt=worker[1]: self._record(master, job, attempt)
 
     def _job(self, pick: int) -> str:
@@ -505,7 +506,7 @@ def _merged(before: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def on_sqlite(data: Path) -> Iterator[MasterSettings]:
+def on_sqlite(data: Path) -> Generator[MasterSettings]:
     yield make_settings(data, heartbeat_s=0.01, keep_checkpoints=KEPT)
 
 
@@ -520,7 +521,7 @@ def on_postgresql(server: str) -> NewSettings:
         await database.close()
 
     @contextmanager
-    def new_settings(data: Path) -> Iterator[MasterSettings]:
+    def new_settings(data: Path) -> Generator[MasterSettings]:
         name = f"life_{uuid.uuid4().hex}"
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")  # type: ignore[arg-type]

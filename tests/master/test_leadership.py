@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from tests.containers import environment, free_port, refused, until
+from tests.containers import environment, refused, until
+from tests.ports import free_port
 
 from rolecall.master.clock import utc_now
 from rolecall.master.leadership import FolderLock
@@ -41,7 +42,7 @@ NODE_TIMEOUT_S = 3.0
 
 
 @contextmanager
-def master(data: Path, database_url: str, **given: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def master(data: Path, database_url: str, **given: str) -> Generator[tuple[subprocess.Popen[bytes], str]]:
     """A control program of the toy workload, in a process of its own, once it leads; and its URL."""
     port = free_port()
     root = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ async def running_gang(url: str) -> tuple[Node, str]:
 
 
 @asynccontextmanager
-async def continues(node: Node, client: Client, job: str) -> AsyncIterator[None]:
+async def continues(node: Node, client: Client, job: str) -> AsyncGenerator[None]:
     """Let the node beat to another master during the block; its gang is the same then, and runs."""
     node.client, node.desired = client, None
 

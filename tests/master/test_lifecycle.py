@@ -1,4 +1,5 @@
-"""What follows from what was observed, by table."""
+# pyright: standard
+"""The decisions about observed states, by table."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,9 +25,17 @@ ROLES = (Role.PARAMETER_SERVER, Role.TRAINER, Role.OBSERVER)
 
 def make_job(state: J, **values: Any) -> JobRecord:
     """A job in its first attempt."""
-    fields: dict[str, Any] = dict.fromkeys(JobRecord.__dataclass_fields__)
-    given = {"id": "toy-1", "workload": "toy", "attempt": 1, "restarts": 0, "max_restarts": 1, "crashes": 0}
-    return JobRecord(**(fields | given | {"progress": Progress(), "queued_at": NOW, "state": state} | values))
+    fields: dict[str, Any] = {name: None for name in JobRecord.__dataclass_fields__}
+    given: dict[str, Any] = {
+        "id": "toy-1",
+        "workload": "toy",
+        "attempt": 1,
+        "restarts": 0,
+        "max_restarts": 1,
+        "crashes": 0,
+    }
+    given |= {"progress": Progress(), "queued_at": NOW, "state": state}
+    return JobRecord(**(fields | given | values))
 
 
 def make_gang(state: J, *states: W, stop: StopMode | None = None, **values: Any) -> Gang:
@@ -67,7 +76,8 @@ def make_gang(state: J, *states: W, stop: StopMode | None = None, **values: Any)
 
 def fail(seconds: float = 0, **values: Any) -> Failure:
     """A failure `seconds` after the start."""
-    return Failure(**({"message": "boom", "at": NOW + timedelta(seconds=seconds)} | values))
+    given: dict[str, Any] = {"message": "boom", "at": NOW + timedelta(seconds=seconds)}
+    return Failure(**(given | values))
 
 
 R, S, F, L, X, A = W.RUNNING, W.SUCCEEDED, W.FAILED, W.LOST, W.STOPPED, W.ASSIGNED

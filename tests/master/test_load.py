@@ -1,9 +1,9 @@
-"""What a queue and a cluster cost the master: counts and CPU seconds, which a busy machine does not change much."""
+"""The master's costs of a queue and a cluster: counts and CPU seconds, which a busy machine does not change much."""
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ HOUSEKEEPING = {"leadership", "tokens", "cleaner", "verifier"}
 
 
 @asynccontextmanager
-async def on_master(data: Path, clock: Clock | None = None) -> AsyncIterator[tuple[Client, Master]]:
+async def on_master(data: Path, clock: Clock | None = None) -> AsyncGenerator[tuple[Client, Master]]:
     """A fresh master."""
     # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
     settings = make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)
@@ -58,7 +58,7 @@ async def queue_up(
 
 
 @contextmanager
-def counted(master: Master) -> Iterator[list[str]]:
+def counted(master: Master) -> Generator[list[str]]:
     """The statements that the database is given within the block, but for those that come at fixed times."""
     statements: list[str] = []
     database = master.database
@@ -281,7 +281,7 @@ async def _statements_of_a_change(folder: Path, others: int) -> list[str]:
                 met = [await held[node.spec.name] for node in (gang[1], host)]
             await master.reconciler.reconcile()
             await master.placer.place()
-        assert {worker.launch.rendezvous_port for told in met for worker in told} == {4711}
+        assert {worker.launch.rendezvous_port for answer in met for worker in answer} == {4711}
         assert [name for name, call in held.items() if call.done()] == [gang[1].spec.name, host.spec.name]
         for call in held.values():
             call.cancel()

@@ -1,4 +1,5 @@
-"""Where the newest lines of a log begin: since a time, and a number of lines with a text."""
+# pyright: standard
+"""The starts of the newest lines of a log: since a time, and a number of lines with a text."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

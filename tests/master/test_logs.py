@@ -134,8 +134,8 @@ async def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_anothe
         events = await followed(client, job, until="[trainer-0] line 99", last_id=last_id)
         assert [event.data for event in events] == [f"[trainer-0] line {number}" for number in range(42, 100)]
         for position in ("999999999;", "2;0=5"):
-            told = {"Last-Event-ID": position}
-            missing = await client.user("GET", f"/jobs/{job}/logs?follow=true", headers=told)
+            headers = {"Last-Event-ID": position}
+            missing = await client.user("GET", f"/jobs/{job}/logs?follow=true", headers=headers)
             assert missing.status_code == 404
         assert (await client.user("GET", f"/jobs/{job}/logs?follow=true&attempt=7")).status_code == 404
         refused = await client.user("GET", f"/jobs/{job}/logs?follow=true", headers={"Last-Event-ID": "1;0=x"})
@@ -238,7 +238,7 @@ async def _first_of(http: httpx.AsyncClient, job: str) -> str:
 
 
 def _waiting(client: Client) -> int:
-    """How many followers wait for news."""
+    """The number of followers that wait for news."""
     events = client.master.news._events.values()  # pyright: ignore[reportPrivateUsage]
     return sum(len(event._waiters) for event in events)  # type: ignore[attr-defined]
 

@@ -129,8 +129,8 @@ async def test_a_token_may_run_a_limited_number_of_workers(client: Client) -> No
     other = accepted(await submit_as(client, bob))["id"]
     await client.until(first, "placed")
     await client.until(other, "placed")
-    told = await client.until(waits, "queued", also=lambda job: job["waiting_for"])
-    assert "token alice uses 2 of its 2 slots" in told["waiting_for"]
+    waiting = await client.until(waits, "queued", also=lambda job: job["waiting_for"])
+    assert "token alice uses 2 of its 2 slots" in waiting["waiting_for"]
     large = await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 3})
     assert large.status_code == 422
     assert "max_slots" in large.json()["errors"][0]["message"]

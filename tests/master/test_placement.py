@@ -56,7 +56,7 @@ def nodes_of(plan: GangPlan | Waiting) -> list[str]:
 
 
 def reason(outcome: GangPlan | Waiting) -> str:
-    """Why there is no plan."""
+    """The reason for having no plan."""
     assert isinstance(outcome, Waiting), outcome
     return outcome.reason
 
@@ -359,5 +359,5 @@ def test_room_among_many_machines_is_counted_at_once() -> None:
 def test_a_search_is_no_deeper_than_a_gang_has_roles() -> None:
     roles = (TRAINER, SERVER)
     nodes = [alive(make_node(f"{role}-{m}", role, 1, boot=f"m{m}", gpus=1)) for m in range(500) for role in roles]
-    told = reason(place(dict.fromkeys(roles, 256), nodes, [], dict.fromkeys(roles, Resources(gpus=1))))
-    assert told.endswith("they share machines that hold 500 in total; add nodes or ask for fewer")
+    found = reason(place(dict.fromkeys(roles, 256), nodes, [], dict.fromkeys(roles, Resources(gpus=1))))
+    assert found.endswith("they share machines that hold 500 in total; add nodes or ask for fewer")

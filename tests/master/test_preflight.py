@@ -1,6 +1,6 @@
-"""What `GET /nodes/{node}/preflight` reads of the examinations there were: each may be large."""
+"""`GET /nodes/{node}/preflight` reads only the examinations that it needs: each may be large."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,7 +60,7 @@ async def shown_to(client: Client, token: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def on_master(tmp_path: Path) -> AsyncIterator[Client]:
+async def on_master(tmp_path: Path) -> AsyncGenerator[Client]:
     """A fresh master that knows the node `trainer-0`."""
     async with serving(make_settings(tmp_path)) as client:
         await one_trainer(client)

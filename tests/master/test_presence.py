@@ -1,4 +1,4 @@
-"""Which nodes are alive, by a clock that the test turns."""
+"""The nodes that are alive, by a clock that the test turns."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
 """Passes of the reconciler over stored jobs, one at a time, by a clock that the test turns."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +26,7 @@ NODE = make_node("trainer-0", Role.TRAINER)
 
 
 @asynccontextmanager
-async def on_master(data: Path, **values: Any) -> AsyncIterator[tuple[Master, ManualClock]]:
+async def on_master(data: Path, **values: Any) -> AsyncGenerator[tuple[Master, ManualClock]]:
     """A master whose loops stand still, with a live node, and the job `toy-1` placed on it."""
     clock = ManualClock()
     async with still_master(data, clock) as master:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ TRAINER = make_node("trainer-0", Role.TRAINER, boot="m1")
 
 
 @asynccontextmanager
-async def on_master(data: Path, **values: Any) -> AsyncIterator[tuple[Master, ManualClock]]:
+async def on_master(data: Path, **values: Any) -> AsyncGenerator[tuple[Master, ManualClock]]:
     """A master with two live nodes and the job `toy-1`, whose rank 0 is placed on one and rank 1 on the other."""
     clock = ManualClock()
     async with still_master(data, clock, **values) as master:
@@ -52,7 +52,8 @@ async def beat(master: Master, node: NodeSpec, *reports: WorkerReport) -> list[D
 
 
 def report(rank: int, state: WorkerState = WorkerState.STARTING, **values: Any) -> WorkerReport:
-    return WorkerReport(**({"job": "toy-1", "attempt": 1, "rank": rank, "state": state, "pid": 100 + rank} | values))
+    given: dict[str, Any] = {"job": "toy-1", "attempt": 1, "rank": rank, "state": state, "pid": 100 + rank}
+    return WorkerReport(**(given | values))
 
 
 async def gang(master: Master) -> Gang:
@@ -162,8 +163,8 @@ async def test_an_entry_that_this_release_cant_read_is_logged_once_and_the_other
             for _ in range(2):
                 heartbeat = Heartbeat.model_validate({"started": TRAINER.started, "workers": entries})
                 await registry.receive(master, TRAINER.name, heartbeat)
-        (told,) = caplog.messages
-        assert "a part of node trainer-0's heartbeat is ignored" in told
+        (message,) = caplog.messages
+        assert "a part of node trainer-0's heartbeat is ignored" in message
         assert (await gang(master)).workers[1].state is WorkerState.RUNNING
 
 

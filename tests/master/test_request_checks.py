@@ -1,8 +1,10 @@
+# pyright: standard
 """Checks that sleep, loop or break hold up neither the event loop nor other workloads."""
 
 import asyncio
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -26,13 +28,17 @@ def checks_of(check: object, deadline_s: float = DEADLINE_S) -> RequestChecks:
     return RequestChecks(Catalogue({"toy": TOY, "slow": slow}), deadline_s)
 
 
+class Thing:
+    """An object that can be watched."""
+
+
 def spinning(_params: Params, _counts: dict[Role, int]) -> None:
     while True:
         time.monotonic()
 
 
 def is_checking() -> bool:
-    """Whether a thread checks the slow workload."""
+    """True while a thread checks the slow workload."""
     return any(thread.name == "check-slow" for thread in threading.enumerate())
 
 
@@ -55,6 +61,34 @@ async def test_a_check_that_loops_is_given_up_and_ended_while_the_event_loop_run
         await slow
     await ended()  # its thread burns no more
     assert (await checks.run(TOYS))["workload"] == "toy"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_check_that_loses_the_interruption_is_interrupted_again() -> None:
+    """The interpreter drops what is raised in the callback of a weak reference."""
+
+    def swallowing(_params: Params, _counts: dict[Role, int]) -> None:
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: spinning(_params, _counts))
+        assert watched() is thing
+        del thing
+        spinning(_params, _counts)
+
+    checks = checks_of(swallowing)
+    for _ in range(2 * AT_ONCE):
+        with pytest.raises(CheckTimeout, match="did not end within"):
+            await checks.run(SLOW)
+        await ended()
+
+
+async def test_the_check_of_a_caller_that_leaves_is_interrupted() -> None:
+    checks = checks_of(spinning, 20)
+    left = asyncio.create_task(checks.run(SLOW))
+    async with asyncio.timeout(20):
+        while not is_checking():
+            await asyncio.sleep(0.01)
+    left.cancel()
+    await ended()
 
 
 async def test_checks_that_hang_keep_their_own_workload_waiting_and_no_other() -> None:

@@ -1,3 +1,4 @@
+# pyright: standard
 """The queue's order, backfill, and that nobody starves."""
 
 import time
@@ -36,7 +37,7 @@ def job(name: str, trainers: int, *, age_s: float = 0, priority: int = 0, server
 
 
 def placed(queue: list[QueuedJob], taken: list[WorkerPlan] | None = None) -> list[str]:
-    """Who gets a place."""
+    """The jobs that get a place."""
     outcomes = schedule(queue, NODES, taken or [], NOW, WINDOW)
     return [name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)]
 
@@ -279,7 +280,7 @@ def gang(name: str, trainers: int, observers: int, *, age_s: float = 0, owner: s
 
 
 def test_a_thousand_gangs_that_need_a_search_each_delay_nobody_elses_job() -> None:
-    """Whether they could ever fit or not, and whatever the order of the queue."""
+    """This holds for jobs that could never fit, too, and for any order of the queue."""
     machines = 30
     nodes = [alive(make_node(f"{r}-{m}", r, 64, boot=f"m{m}", cores=64)) for m in range(machines) for r in RIVALS]
     running = schedule([gang("x", 32 * machines, 0)], nodes, [], NOW, WINDOW)["x"]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -34,7 +34,7 @@ run(read_master(), CATALOGUE)
 
 
 @contextmanager
-def program(data: Path, port: int = 0, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def program(data: Path, port: int = 0, **more: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """A running master and its URL."""
     root = Path(__file__).parents[2]
     settings = {

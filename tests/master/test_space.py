@@ -1,3 +1,4 @@
+# pyright: standard
 """The master's volume is watched, and its streams are measured, outside the event loop."""
 
 import asyncio

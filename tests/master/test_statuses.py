@@ -1,3 +1,4 @@
+# pyright: standard
 """The statuses with which each call can be refused: those in the OpenAPI document, and no others.
 
 The answers of all other tests with a master of the harness are compared with the document, too, see `harness.serving`.
@@ -5,7 +6,7 @@ The answers of all other tests with a master of the harness are compared with th
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,7 @@ def statuses(operation: dict[str, Any]) -> set[int]:
 
 
 class Place(NamedTuple):
-    """Where a call goes: jobs, a node and a token that exist."""
+    """The targets of calls: jobs, a node and a token that exist."""
 
     done: str
     running: str
@@ -289,7 +290,7 @@ async def call_with_a_broken_store(prober: Prober, operation: Operation, monkeyp
 
     def broken(error: Exception) -> Any:
         @asynccontextmanager
-        async def connect(*_: Any) -> AsyncIterator[None]:
+        async def connect(*_: Any) -> AsyncGenerator[None]:
             raise error
             yield
 

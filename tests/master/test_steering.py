@@ -123,7 +123,14 @@ async def test_a_job_is_changed_by_its_owner_or_an_admin(client: Client) -> None
     cleared = await client.call(alice, "PATCH", f"/jobs/{job}", json={"labels": None, "priority": None})
     assert (cleared.json()["labels"], cleared.json()["priority"]) == ({}, 0)
     check_problem(await client.call(bob, "PATCH", f"/jobs/{job}", json={}), 404)
-    for wrong in ({"priority": 101}, {"priority": True}, {"name": "a\0b"}, {"name": "x" * 121}, {"params": {}}):
+    refused: list[dict[str, Any]] = [
+        {"priority": 101},
+        {"priority": True},
+        {"name": "a\0b"},
+        {"name": "x" * 121},
+        {"params": {}},
+    ]
+    for wrong in refused:
         check_problem(await client.user("PATCH", f"/jobs/{job}", json=wrong), 422)
     events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
     assert [one["message"] for one in events if one["kind"] == "change"] == [

@@ -1,3 +1,4 @@
+# pyright: standard
 import asyncio
 import errno
 import logging

@@ -1,8 +1,9 @@
+# pyright: standard
 """The store on SQLite and on PostgreSQL: its guards, and that its migrations make its tables."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -446,7 +447,7 @@ _ROW = {"id": "toy-1", "name": "", "workload": "toy", "params": "{}", "roles": "
 
 
 @contextmanager
-def _empty_database(server: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def _empty_database(server: str, folder: Path, request: pytest.FixtureRequest) -> Generator[Engine]:
     if server == "sqlite":
         engine = create_engine(f"sqlite:///{folder / 'old.db'}")
         yield engine

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Timelines of gangs: on one clock, cut to steps, and as a trace. `test_inspection` tests the way to them."""
 
 import json

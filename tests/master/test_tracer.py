@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +41,7 @@ class Receiver:
         self.resources: set[str] = set()
 
     @contextmanager
-    def serving(self) -> Iterator[str]:
+    def serving(self) -> Generator[str]:
         """Serve, at the endpoint that is returned."""
         receiver = self
 

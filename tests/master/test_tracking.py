@@ -53,7 +53,7 @@ def losses(uri: str, run: Run) -> list[tuple[int, float]]:
 
 async def test_a_job_is_written_while_it_runs_and_once(tmp_path: Path) -> None:
     uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "events"
-    given = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
+    given: dict[str, Any] = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
     async with on_master(tmp_path / "master", **given) as client:
         node = await one_trainer(client)
         job = (await client.submit(**ONE, name="first"))["id"]
@@ -92,7 +92,7 @@ async def test_a_job_is_written_while_it_runs_and_once(tmp_path: Path) -> None:
 
 async def test_hostile_metrics_fail_no_export(tmp_path: Path) -> None:
     uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "events"
-    given = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
+    given: dict[str, Any] = {"mlflow_uri": uri, "mlflow_experiment": "mine", "tensorboard_dir": folder}
     names = {"at": 1.0, "step": math.nan, "../up": 2.0, "loss": math.inf, "x" * 190: 1e308, "epoch": 3.0, "good": 0.5}
     async with on_master(tmp_path / "master", **given) as client:
         node = await one_trainer(client)
@@ -165,6 +165,10 @@ async def test_a_server_that_fails_delays_no_job_and_its_credentials_are_not_log
 
 
 def test_nodes_and_workers_do_not_get_the_credentials() -> None:
-    given = {"ROLECALL_MLFLOW_URI": "http://me:secret@mlflow", "MLFLOW_TRACKING_PASSWORD": "secret", "A": "b"}
+    given: dict[str, Any] = {
+        "ROLECALL_MLFLOW_URI": "http://me:secret@mlflow",
+        "MLFLOW_TRACKING_PASSWORD": "secret",
+        "A": "b",
+    }
     for passed in (for_nodes(given), for_workers(given)):
         assert given.keys() & passed.keys() == {"A"}

@@ -100,13 +100,13 @@ async def test_a_job_is_stopped_together_with_its_attempt(connection: AsyncConne
 
 async def test_a_gang_that_is_being_stopped_can_be_given_another_end(connection: AsyncConnection) -> None:
     await take_step(connection, await place(connection), JobStep(JobState.STOPPING, "paused", stop=StopMode.PAUSE), NOW)
-    told = await events.of_job(connection, "toy-1")
+    recorded = await events.of_job(connection, "toy-1")
     step = JobStep(JobState.STOPPING, "cancelled by alice", stop=StopMode.CANCEL)
     assert await apply_step(connection, await job(connection), step, LATER) == set(NODES)
     gang = await attempts.gang(connection, await job(connection))
     assert (gang.job.state, gang.job.reason) == (JobState.STOPPING, "cancelled by alice")
     assert (gang.attempt.stop, gang.attempt.cause) == (StopMode.CANCEL, "cancelled by alice")
-    assert await events.of_job(connection, "toy-1") == told, "its state is the same"
+    assert await events.of_job(connection, "toy-1") == recorded, "its state is the same"
 
 
 @pytest.mark.parametrize("stop", [StopMode.DRAIN, StopMode.CANCEL])

@@ -1,4 +1,5 @@
-"""What the master finds at the blob store, reading after reading, of a checkpoint that a worker could not read."""
+# pyright: reportPrivateUsage=false
+"""The master's findings at the blob store, reading after reading, about a checkpoint that a worker could not read."""
 
 import asyncio
 import hashlib
@@ -60,12 +61,12 @@ class Store:
             await verify_all(self.master)
 
     async def doubts(self) -> dict[int, bool]:
-        """Whether each checkpoint that the master knows waits for a verification."""
+        """For each checkpoint that the master knows, true if it waits for a verification."""
         async with self.master.database.read() as connection:
             found = await checkpoints.of_job(connection, JOB)
         return {one.manifest.step: one.verify_at is not None for one in found}
 
-    async def told(self) -> list[str]:
+    async def messages(self) -> list[str]:
         async with self.master.database.read() as connection:
             return [one.message for one in await events.of_job(connection, JOB) if one.kind == "checkpoint"]
 
@@ -118,7 +119,7 @@ async def test_a_part_that_vanishes_and_comes_back_costs_no_checkpoint(store: St
     path.rename(aside)
     await store.accuse(20)
     assert await store.doubts() == {20: True, 10: False}, "the earlier reading no longer counts"
-    seems, intact, again = await store.told()
+    seems, intact, again = await store.messages()
     assert seems == again
     assert (
         "step 20 seems to be damaged, and the master reads it again: part 'trainer-1' (1/20/trainer-1) is gone" in seems
@@ -136,7 +137,7 @@ async def test_damage_is_proven_by_two_readings_some_time_apart(store: Store) ->
     assert await store.doubts() == {20: True, 10: False}, "another report doesn't make it certain"
     await store.verify(1)
     assert await store.doubts() == {10: False}
-    assert len(await store.told()) == 2
+    assert len(await store.messages()) == 2
 
 
 async def test_readings_that_differ_prove_nothing(store: Store) -> None:
@@ -146,7 +147,7 @@ async def test_readings_that_differ_prove_nothing(store: Store) -> None:
         part.write_bytes(b"?" * length)
         await (store.verify(after_s) if after_s else store.accuse(10))
         assert await store.doubts() == {10: True}
-    assert any("reads differently each time" in text for text in await store.told())
+    assert any("reads differently each time" in text for text in await store.messages())
     await store.verify(AGAIN_S)
     await store.verify(CONFIRM_S)
     assert await store.doubts() == {}
@@ -182,8 +183,8 @@ async def test_the_last_complete_checkpoint_outlives_that_its_files_are_gone(sto
     for _ in range(3):
         await store.verify(AGAIN_S)
         assert await store.doubts() == {20: True, 10: True}
-    assert len(await store.told()) == 2, "each is told once"
-    assert all("no other complete checkpoint; the master tries again" in text for text in await store.told())
+    assert len(await store.messages()) == 2, "each is messages once"
+    assert all("no other complete checkpoint; the master tries again" in text for text in await store.messages())
     gone[0].symlink_to(store.folder / "aside-trainer-0")
     await store.verify(AGAIN_S)
     assert await store.doubts() == {20: True, 10: True}, "a link is no file"

@@ -1,4 +1,4 @@
-"""What the loops know of the database: neither a place that is taken nor a row that can't be read is forgotten."""
+"""The loops' view of the database: it forgets neither a place that is taken nor a row that can't be read."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -26,7 +26,7 @@ from .test_deletion import START
 
 
 @asynccontextmanager
-async def on_still_master(data: Path) -> AsyncIterator[Master]:
+async def on_still_master(data: Path) -> AsyncGenerator[Master]:
     """The parts of a master of which no loop runs, and one node that is alive."""
     async with still_master(data) as master:
         spec = make_node("trainer-0", Role.TRAINER)

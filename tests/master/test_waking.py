@@ -1,4 +1,4 @@
-"""Each way to wake, with the view, the answers and the signals of a real master: who looks again, and who does not."""
+"""Each kind of wake-up, with the view, the answers and the signals of a real master: who looks again, who does not."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from .harness import ManualClock, make_node, still_master
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOBS, NODES = ("mine", "other"), ("near", "far")
 BOTH = ["reconciler", "placer"]
-WAYS: list[tuple[Callable[[Waking], None], list[str], set[str], set[str]]] = [
+WAKES: list[tuple[Callable[[Waking], None], list[str], set[str], set[str]]] = [
     # the call, the loops that look again, the jobs and nodes that are read again, those whose calls are answered
     (lambda waking: waking.jobs("mine"), BOTH, {"mine"}, {"mine"}),
     (lambda waking: waking.queued("mine"), ["placer"], {"mine"}, {"mine"}),
@@ -35,7 +35,7 @@ async def test_those_whom_a_change_concerns_look_again_and_nobody_else(tmp_path:
             for node in NODES:
                 await nodes.put(connection, make_node(node, Role.TRAINER), NOW)
         await master.view.refresh()
-        for wake, loops, read, answered in WAYS:
+        for wake, loops, read, answered in WAKES:
             before = master.view.queue | master.view.nodes
             calls = {job: master.news.ticket(job) for job in JOBS} | {
                 node: master.answers.ticket(node) for node in NODES

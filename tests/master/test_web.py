@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """The web page over HTTP: log-in, sessions, what is shown to whom, and that nothing else is served."""
 
 import asyncio

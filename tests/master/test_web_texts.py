@@ -1,4 +1,5 @@
-"""What the pages make of numbers, times, nodes and jobs."""
+# pyright: standard
+"""The pages' texts of numbers, times, nodes and jobs."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from rolecall.master.web.view import (
     declaration,
     declared_metrics,
     figures,
+    main_value,
     mean_goodput,
     readable,
     seat_labels,
@@ -23,6 +25,7 @@ from rolecall.spec.node import NodeDocument, Occupant
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
+from rolecall.workloads.catalogue import load
 
 from .harness import TOY, make_node
 
@@ -38,7 +41,8 @@ def job(**values: Any) -> JobDocument:
         "attempts": [],
     }
     times = {"created_at": NOW, "started_at": None, "ended_at": None, "reason": None, "waiting_for": None}
-    base = {"id": "a", "name": "", "workload": "toy", "roles": {}, "params": {}, "result": None, "progress": Progress()}
+    base: dict[str, Any] = {"id": "a", "name": "", "workload": "toy", "roles": {}, "params": {}, "result": None}
+    base["progress"] = Progress()
     return JobDocument(**(base | plain | times | values))
 
 
@@ -161,6 +165,26 @@ def test_the_declaration_of_a_reported_name_is_found_also_by_its_index() -> None
     assert declaration(metrics, "trainer_3_loss")["name"] == "trainer_{index}_loss"
     assert declaration(metrics, "trainer_{index}_loss")["name"] == "trainer_{index}_loss"
     assert declaration(metrics, "unknown") == {"name": "unknown", "help": "", "unit": "", "direction": None}
+
+
+def test_the_main_value_of_a_job_is_its_first_score_or_its_loss() -> None:
+    declared = load("reinforce").metrics
+    assert main_value(Progress(), declared) is None
+    assert main_value(Progress(loss=0.5), declared) == ("loss", 0.5, None)
+    trained = Progress(loss=0.5, metrics={"episode_return": 20.0})
+    assert main_value(trained, declared) == ("episode_return", 20.0, "higher")
+    evaluated = Progress(loss=0.5, metrics={"episode_return": 20.0, "evaluation_return": 30.0})
+    assert main_value(evaluated, declared) == ("evaluation_return", 30.0, "higher")
+    assert main_value(evaluated, ()) == ("loss", 0.5, None)
+
+
+def test_declared_metrics_are_sorted_by_importance() -> None:
+    """Evaluated metrics and those of training in turn, so that the first charts show both."""
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load("reinforce").metrics]
+    document = WorkloadDocument(name="reinforce", summary="", roles={}, params={}, metrics=declared, example=None)
+    names = [one["name"] for one in declared_metrics([document])]
+    assert names[:3] == ["evaluation_return", "episode_return", "evaluation_return_min"]
+    assert sorted(names) == sorted({name for one in declared for name in one.reported.values()})
 
 
 def test_results_are_short_and_parameters_exact() -> None:

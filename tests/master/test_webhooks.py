@@ -1,3 +1,4 @@
+# pyright: standard
 """Webhooks: where they may go, their signature, and their delivery."""
 
 import asyncio
@@ -9,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -40,6 +41,7 @@ HOSTS = ("hooks.example.com", "*.example.org", "other.example:8443")
         ("https://other.example:8443/x", None),
         ("https://other.example/x", "other.example is not allowed"),
         ("https://hooks.example.com:22/", "hooks.example.com:22 is not allowed"),
+        ("https://hooks.example.com:0/", "hooks.example.com:0 is not allowed"),
         ("https://example.org/", "not allowed"),
         ("https://hooks.example.com.evil.com/", "not allowed"),
         ("https://evilexample.org/", "not allowed"),
@@ -111,7 +113,7 @@ def test_tries_end_and_only_the_host_is_shown() -> None:
 
 
 @contextmanager
-def receiver(*statuses: int) -> Iterator[tuple[int, list[tuple[dict[str, str], bytes]]]]:
+def receiver(*statuses: int) -> Generator[tuple[int, list[tuple[dict[str, str], bytes]]]]:
     """A server that answers POST with these statuses, and then 204: its port, and the requests."""
     received: list[tuple[dict[str, str], bytes]] = []
     answers = list(statuses)

@@ -1,3 +1,4 @@
+# pyright: standard
 """Probes of the links between nodes: over real sockets, each node with a loopback address of its own."""
 
 import socket
@@ -13,6 +14,7 @@ from threading import Thread
 from time import monotonic
 
 import pytest
+from tests.ports import free_port
 
 from rolecall.network import links
 from rolecall.network.links import Link, Listener, Prober, probe_links, require_listener, require_reachable
@@ -102,8 +104,7 @@ def test_one_node_has_no_links() -> None:
 
 
 def test_a_closed_port_is_a_line_with_both_names_and_a_remedy() -> None:
-    with create_server(("127.0.0.2", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port("127.0.0.2")
     found = probe_all({"a": "127.0.0.1", "b": "127.0.0.2"}, {("listeners", "b"): listener("127.0.0.2", port)})
     assert found[0] == found[1]
     with pytest.raises(UnreachablePeer) as caught:

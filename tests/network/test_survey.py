@@ -24,8 +24,8 @@ class Network:
     cut: frozenset[Pair] = frozenset()
     slow_s: float = 0.0
     now: float = 0.0
-    asked: list[Pair] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
+    asked: list[Pair] = field(default_factory=list[Pair])
+    events: list[str] = field(default_factory=list[str])
 
     def examine(self) -> list[NodeFinding]:
         nodes = [f"n{number}" for number in range(self.count)]

@@ -3,12 +3,11 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.ports import free_port
 
 from rolecall import __version__
 from rolecall.node.reconcile import Key
@@ -87,8 +87,7 @@ class ScriptedMaster:
         """The worker of each chunk of a log that found no room."""
         self.reported_version = __version__
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     def want(self, worker_launch: WorkerLaunch, stop: StopMode | None = None) -> Key:
         with self.changed:
@@ -119,7 +118,7 @@ class ScriptedMaster:
         return self.streams.get((key, "log"), b"").decode()
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> Generator[None]:
         config = uvicorn.Config(self._app(), host=self.host, port=self.port, log_config=None, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
@@ -242,7 +241,8 @@ class ScriptedMaster:
 def make_settings(master: ScriptedMaster, data: Path, **values: Any) -> NodeSettings:
     """Settings of a node of this master."""
     own: dict[str, Any] = {"role": Role.TRAINER, "name": "n", "master_addr": "127.0.0.1", "port": master.port}
-    return NodeSettings(**(own | {"data": data, "node_token": SecretStr(TOKEN)} | values))
+    own |= {"data": data, "node_token": SecretStr(TOKEN)}
+    return NodeSettings(**(own | values))
 
 
 def start_node(
@@ -300,7 +300,7 @@ def gone(pids: set[int], timeout_s: float) -> bool:
 
 
 @contextmanager
-def working_node(data: Path, **settings: Any) -> Iterator[ScriptedMaster]:
+def working_node(data: Path, **settings: Any) -> Generator[ScriptedMaster]:
     """A master with one node that has registered; the node ends with the block, and not before."""
     master = ScriptedMaster()
     with master.serving():
@@ -316,7 +316,7 @@ def working_node(data: Path, **settings: Any) -> Iterator[ScriptedMaster]:
 @contextmanager
 def running_node(
     master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
-) -> Iterator[subprocess.Popen[str]]:
+) -> Generator[subprocess.Popen[str]]:
     """A node for the duration of the context."""
     node = start_node(master, data, before, prelude, **settings)
     try:

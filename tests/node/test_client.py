@@ -57,7 +57,7 @@ async def test_an_answer_that_can_not_be_decoded_is_no_answer(master: ScriptedMa
         await register(master, TOKEN)
 
 
-async def test_a_port_where_nothing_listens_is_not_a_cut_network() -> None:
+async def test_a_port_where_nothing_listens_is_no_partition() -> None:
     with pytest.raises(MasterUnreachable) as error:
         await register(ScriptedMaster(), TOKEN)
-    assert not error.value.cut_off
+    assert not error.value.partitioned

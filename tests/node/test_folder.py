@@ -1,3 +1,4 @@
+# pyright: standard
 """The deletion of a worker's folder, in which a job can leave any number of files."""
 
 import errno

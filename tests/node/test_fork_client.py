@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """The fork server seen from the node: what happens when it no longer answers."""
 
 import asyncio

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class Linked:
     tasks: asyncio.TaskGroup
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+    async def running(self) -> AsyncGenerator[asyncio.Task[None]]:
         """Let the link inform the master within the block."""
         task = self.tasks.create_task(self.link.run())
         try:
@@ -62,7 +62,7 @@ class Linked:
 
 
 @asynccontextmanager
-async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
+async def linked(master: ScriptedMaster, data: Path) -> AsyncGenerator[Linked]:
     settings = make_settings(master, data, fence_s=FENCE_S)
     client, contact, news, clock = (
         MasterClient(settings.master_url, lambda: TOKEN),
@@ -89,7 +89,7 @@ async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
         await client.close()
 
 
-async def told(master: ScriptedMaster, what: Callable[[], _T]) -> _T:
+async def received(master: ScriptedMaster, what: Callable[[], _T]) -> _T:
     """Wait until `what` holds for what the master has received; return its value."""
     return await asyncio.to_thread(master.wait, what)
 
@@ -99,10 +99,10 @@ async def test_news_ends_a_call_that_the_master_holds(tmp_path: Path) -> None:
     master.heartbeat_s = 30.0
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
-            await told(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
+            await received(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
             node.link.draining = True
             node.news.set()
-            await told(master, lambda: any(beat.draining for beat in master.beats))
+            await received(master, lambda: any(beat.draining for beat in master.beats))
             assert next(beat for beat in master.beats if beat.draining).wait_s == 0.0
 
 
@@ -113,12 +113,12 @@ async def test_what_was_not_delivered_is_sent_as_soon_as_the_master_is_back_whic
     master.heartbeat_s = 0.05
     with master.serving(), caplog.at_level(logging.INFO, logger=master_link.__name__):
         async with linked(master, tmp_path) as node, node.running():
-            await told(master, lambda: master.beats and master.beats[-1].wait_s)
+            await received(master, lambda: master.beats and master.beats[-1].wait_s)
             master.refusal = 503
-            await told(master, lambda: master.refused >= 2)
+            await received(master, lambda: master.refused >= 2)
             await node.waits_for("the master is unavailable: ")
             beats, master.refusal = len(master.beats), None
-            await told(master, lambda: len(master.beats) > beats + 1)
+            await received(master, lambda: len(master.beats) > beats + 1)
     assert [beat.wait_s for beat in master.beats[beats : beats + 2]] == [0.0, 0.05]
     *logged, away, back = [record.message for record in caplog.records if record.name == master_link.__name__]
     assert away.startswith("the master is unavailable: ")
@@ -132,9 +132,9 @@ async def test_a_master_that_forgot_the_node_gets_all_again(tmp_path: Path) -> N
     master.heartbeat_s = 0.05
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
-            await told(master, lambda: master.beats and master.beats[-1].seen == 0)
+            await received(master, lambda: master.beats and master.beats[-1].seen == 0)
             beats, master.has_forgotten = len(master.beats), True
-            await told(master, lambda: len(master.specs) == 2 and len(master.beats) > beats)
+            await received(master, lambda: len(master.specs) == 2 and len(master.beats) > beats)
     assert master.beats[beats].seen == -1
 
 
@@ -150,7 +150,7 @@ async def test_a_check_of_the_machine_that_fails_leaves_the_findings(
 
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
-            await told(master, lambda: master.beats)
+            await received(master, lambda: master.beats)
             findings = node.last.findings
             monkeypatch.setattr(SelfCheck, "run_machine", fail)
             await node.last.check_machine()
@@ -172,7 +172,7 @@ async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path)
                         await task
                 else:
                     master.taken = set()
-                    await told(master, lambda: master.beats)
+                    await received(master, lambda: master.beats)
                     task.cancel()
 
 
@@ -195,7 +195,7 @@ async def test_a_node_whose_heartbeats_its_master_refuses_ends_its_workers(
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
             reconciling = node.tasks.create_task(node.pool.reconcile())
-            await told(master, lambda: key in master.reports)
+            await received(master, lambda: key in master.reports)
             master.refusal = refusal
             await next_failure(node.link)
             for _ in range(2):
@@ -211,7 +211,7 @@ async def test_a_node_that_loses_its_address_while_the_master_is_unavailable_end
     async with linked(master, tmp_path) as node, node.running():
         reconciling = node.tasks.create_task(node.pool.reconcile())
         with master.serving():
-            await told(master, lambda: key in master.reports)
+            await received(master, lambda: key in master.reports)
         await node.waits_for("the master is unavailable")
         node.clock.sleep(FENCE_S + 1)
         for address, killed in (("127.0.0.1", False), ("203.0.113.1", True)):
@@ -226,11 +226,11 @@ async def test_a_report_that_the_master_refuses_as_a_whole_is_what_the_node_wait
     master.heartbeat_s = 0.05
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
-            await told(master, lambda: master.beats)
+            await received(master, lambda: master.beats)
             master.max_bytes = 10
             await node.waits_for("the master refuses this node's report: the body is larger than 10 bytes")
             beats, master.max_bytes = len(master.beats), None
-            await told(master, lambda: len(master.beats) > beats)
+            await received(master, lambda: len(master.beats) > beats)
 
 
 async def test_a_finding_of_another_level_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +240,9 @@ async def test_a_finding_of_another_level_is_reported_at_once(tmp_path: Path, mo
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
             checking = node.tasks.create_task(node.link.keep_checking())
-            await told(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
+            await received(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
             beats, master.ahead_s = len(master.beats), 41.0
-            await told(master, lambda: len(master.beats) > beats)
+            await received(master, lambda: len(master.beats) > beats)
             (clock,) = [finding for finding in master.beats[-1].findings if finding.check == "clock"]
             assert clock.level is Level.ERROR
             checking.cancel()
@@ -255,7 +255,7 @@ async def test_a_node_leaves_the_cluster_that_it_is_in(tmp_path: Path) -> None:
             await node.link.leave()
             assert master.left == []
             async with node.running():
-                await told(master, lambda: master.beats)
+                await received(master, lambda: master.beats)
             await node.link.leave()
             assert master.left == [("n", node.link.spec.started)]
         await node.link.leave()  # Nobody answers, which keeps no node from ending.

@@ -1,4 +1,5 @@
-"""What the node reads of its workers' measurements and GPUs: never more than is declared, whatever they write."""
+# pyright: standard
+"""The node reads no more of its workers' measurements and GPUs than is declared, whatever they write."""
 
 import json
 import os

@@ -101,7 +101,7 @@ def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str
     assert len({spec.started for spec in master.specs}) == 1
 
 
-def test_a_node_that_was_cut_off_finds_its_route_before_its_heartbeat_arrives(tmp_path: Path, outer: str) -> None:
+def test_a_node_after_a_partition_finds_its_route_before_its_heartbeat_arrives(tmp_path: Path, outer: str) -> None:
     """Else it is sent workers that listen where nobody reaches them, or on an interface that is gone."""
     master = ScriptedMaster("0.0.0.0")
     hosts, before = _resolving(tmp_path, "127.0.0.1")

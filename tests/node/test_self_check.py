@@ -1,6 +1,6 @@
 """A node's self-check on this machine, against a master that the test plays."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ TRAINER = make_node("trainer-0", Role.TRAINER)
 
 
 @asynccontextmanager
-async def self_check(master: ScriptedMaster, data: Path, **values: Any) -> AsyncIterator[SelfCheck]:
+async def self_check(master: ScriptedMaster, data: Path, **values: Any) -> AsyncGenerator[SelfCheck]:
     settings = make_settings(master, data, **values)
     client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: TOKEN)
     try:
@@ -40,12 +40,12 @@ async def test_while_the_master_is_unavailable_its_last_answer_counts(tmp_path: 
     async with self_check(master, tmp_path) as check:
         before, _ = await check.run(TRAINER)
         with master.serving():
-            told, _ = await check.run(TRAINER)
+            reached, _ = await check.run(TRAINER)
         after, _ = await check.run(TRAINER)
     assert not OF_THE_MASTER & by_check(before).keys()
-    assert by_check(told)["clock"].level is Level.ERROR
-    assert by_check(told).keys() - by_check(before).keys() == OF_THE_MASTER
-    assert [by_check(after)[one] for one in OF_THE_MASTER] == [by_check(told)[one] for one in OF_THE_MASTER]
+    assert by_check(reached)["clock"].level is Level.ERROR
+    assert by_check(reached).keys() - by_check(before).keys() == OF_THE_MASTER
+    assert [by_check(after)[one] for one in OF_THE_MASTER] == [by_check(reached)[one] for one in OF_THE_MASTER]
 
 
 async def test_the_route_comes_with_the_findings(tmp_path: Path) -> None:

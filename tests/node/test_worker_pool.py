@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A node's pool of workers, whose fork server the test plays: each worker is a `sleep` in its own process group."""
 
 import asyncio
@@ -175,8 +176,8 @@ async def test_a_worker_whose_entry_cant_be_read_continues_and_that_is_logged_on
             played.pool.set_desired(Desired.model_validate(message))
             await played.reconciled()
     assert played.runs(key)
-    (told,) = caplog.messages
-    assert "the master's entry for worker a/1/0 is ignored" in told
+    (warning,) = caplog.messages
+    assert "the master's entry for worker a/1/0 is ignored" in warning
     want(played.pool)
     assert await played.dies(key)
 
@@ -224,7 +225,7 @@ async def test_killing_all_spares_those_that_have_ended_and_the_first_reason_cou
     played.exits(done)
     await played.until(done, WorkerState.SUCCEEDED)
     for others, reason, state in (
-        ((second,), "cut off from its master", WorkerState.FAILED),
+        ((second,), "no route to its master", WorkerState.FAILED),
         ((second, third), "", WorkerState.STOPPED),
     ):
         want(played.pool, first, *others)
@@ -236,7 +237,7 @@ async def test_killing_all_spares_those_that_have_ended_and_the_first_reason_cou
         played.exits(key, -9)
         assert reason in await played.until(key, state)
     assert await played.until(done, WorkerState.SUCCEEDED) == ""
-    assert await played.until(Key.of(second), WorkerState.FAILED) == "cut off from its master"
+    assert await played.until(Key.of(second), WorkerState.FAILED) == "no route to its master"
     assert played.pool.exits == {"succeeded": 1, "failed": 1, "stopped": 1}
 
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """A worker's state on its node, without a node. `test_measurements` tests what is read of its measurements."""
 
 import os

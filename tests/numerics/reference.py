@@ -1,3 +1,4 @@
+# pyright: standard
 """`embedding-ddp` in one process, written without the service: what every gang must reproduce."""
 
 from dataclasses import dataclass, field

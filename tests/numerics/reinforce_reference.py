@@ -1,9 +1,11 @@
+# pyright: standard
 """One process that does what `reinforce` does, written again from the papers: no vector environments, no masks.
 
 It plays its environments one after the other, keeps every episode as a list, and takes torch's own distributions for
 probabilities. What it shares with the workload are the policy's first weights and the seeds.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -99,7 +101,10 @@ class Alone:
         self.seats = [
             [Seat(_environment(params.environment), None) for _ in range(params.environments)] for _ in range(observers)
         ]
+        self.idle = set(range(observers))
         self.losses: list[float] = []
+        self.changes: list[float] = []
+        """The largest change of an action's log-probability between its collection and the begin of each update."""
 
     def distribution(self, observations: list[Any]) -> Any:
         seen = torch.as_tensor(np.stack(observations)).double()
@@ -113,12 +118,28 @@ class Alone:
         return self.policy.network.get_submodule("critic")(seen).squeeze(-1)
 
     def run(self, updates: int) -> None:
-        for update in range(1, updates + 1):
-            for observer, seats in enumerate(self.seats):
-                self.collect(observer, update, seats)
-            transitions = [one for seats in self.seats for one in self.with_advantages(seats)]
-            torch.manual_seed(seed_of(self.params.seed, RandomStream.MINIBATCHES, update))
-            self.learn(transitions)
+        for _ in range(updates):
+            self.update(range(len(self.seats)))
+
+    def update(self, arrived: Collection[int]) -> None:
+        """Learn from the trajectories of these observers. Those of the others are from the policy with which they
+        began, which this update does not change.
+        """
+        number = len(self.losses) + 1
+        for observer in sorted(self.idle):
+            self.collect(observer, number, self.seats[observer])
+        self.idle = set(arrived)
+        transitions = [one for observer in sorted(arrived) for one in self.with_advantages(self.seats[observer])]
+        self.changes.append(self.change_since_collection([step for step, _, _ in transitions]))
+        torch.manual_seed(seed_of(self.params.seed, RandomStream.MINIBATCHES, number))
+        self.learn(transitions)
+
+    @torch.no_grad()
+    def change_since_collection(self, steps: list[Step]) -> float:
+        log_probs = self.distribution([step.before for step in steps]).log_prob(
+            torch.stack([step.action for step in steps])
+        )
+        return (log_probs - torch.stack([step.log_prob for step in steps])).abs().max().item()
 
     def collect(self, observer: int, update: int, seats: list[Seat]) -> None:
         whole = self.params.algorithm.name == "reinforce"

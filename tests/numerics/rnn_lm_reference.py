@@ -1,3 +1,4 @@
+# pyright: standard
 """`rnn-lm` in one process, written without the service: what every gang must reproduce."""
 
 import math

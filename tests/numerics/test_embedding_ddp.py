@@ -93,6 +93,23 @@ def test_float64_parity(table: Path, tmp_path: Path, optimizers: str, gang: str,
 
 
 @pytest.mark.slow
+def test_the_asynchronous_updates_of_one_trainer_keep_parity(table: Path, tmp_path: Path) -> None:
+    """With several trainers, their order is not determined."""
+    params = job(table, "adagrad", precision="float64", max_steps=60, protocol="async")
+    result = run_gang("embedding-ddp", params, roles("two-servers"), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+@pytest.mark.slow
+def test_transfers_in_bfloat16_round_vectors_and_gradients(table: Path, tmp_path: Path) -> None:
+    """bfloat16 has 8 significant bits, so that a rounded number differs by up to 1/256."""
+    params = job(table, "adagrad", max_steps=60, transfer_precision="bfloat16")
+    rounded = global_losses(run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path))
+    exact = torch.tensor(train_alone(Params.model_validate(params), tmp_path / "cache").losses, dtype=torch.float64)
+    assert 1e-6 < (rounded - exact).abs().max() < 1e-2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizers", "gang"), [*((name, "two-of-each") for name in OPTIMIZERS), ("sgd", "one-server")]
 )

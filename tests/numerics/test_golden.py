@@ -96,7 +96,7 @@ def run(workload: str, folder: Path) -> GangResult:
 
 
 def undeclared(workload: str, folder: Path) -> set[str]:
-    """What the workers of a gang that ran in `folder` reported without a declaration."""
+    """The values that the workers of a gang that ran in `folder` reported without a declaration."""
     lines = [line for path in folder.glob("work/job/1/*/progress.jsonl") for line in path.read_text().splitlines()]
     reported = {name for line in lines for name in ProgressLine.model_validate_json(line).metrics}
     assert "loss" in reported

@@ -1,8 +1,11 @@
+# pyright: standard, reportPrivateUsage=false
 """`reinforce` by a gang of processes gives what one process gives, and the same again when it is interrupted."""
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,19 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from tests.numerics.reinforce_reference import Alone, TutorialAlone
+from tests.own_process import worker_context
+from torch.futures import Future
 
 from rolecall.kit.checkpoint import strip_prefix
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
+from rolecall.workloads.reinforce import remote
 from rolecall.workloads.reinforce.build import RandomStream, seed_of
+from rolecall.workloads.reinforce.observer import _Observer
 from rolecall.workloads.reinforce.params import Params
+from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult
+from rolecall.workloads.reinforce.training import Training
 
 PPO = {"name": "ppo", "steps": 96, "epochs": 3, "minibatch_size": 48, "entropy_coefficient": 0.01}
 JOBS = {
@@ -159,3 +168,102 @@ def test_the_same_again_and_after_an_interruption(tmp_path: Path, name: str) -> 
     assert rest.losses["trainer-0"] == expected.losses["trainer-0"][3:]
     torch.testing.assert_close(state(resumed, 6), expected_state, rtol=0, atol=0)
     torch.testing.assert_close(weights(rest), expected_weights, rtol=0, atol=0)
+
+
+class OrderedObservers:
+    """Observers in this process, whose replies arrive in a given order. Only RPC and time are replaced.
+
+    An observer collects no earlier than its reply arrives, so that weights would be too new if they were not a copy.
+    """
+
+    def __init__(self, observers: Sequence[_Observer], arrivals: Iterable[Sequence[int]]) -> None:
+        """`arrivals` has the observers whose replies arrive at the same time, for all times at which the agent waits
+        for more."""
+        self.pool = ObserverPool(len(observers), 1, lambda _event: None, self.arrive)
+        self._observers = observers
+        self._arrivals = iter(arrivals)
+        self._pending: dict[str, tuple[CollectRollout, Future[RolloutResult | None]]] = {}
+
+    def call(self, observer: str, _function: object, request: CollectRollout, *, timeout: float) -> Future[Any]:
+        """Instead of RPC."""
+        assert timeout == 0
+        assert observer not in self._pending
+        reply: Future[RolloutResult | None] = Future()
+        self._pending[observer] = (request, reply)
+        return reply
+
+    def arrive(self) -> None:
+        """Called by the pool before it takes a reply, which may be another one of those that arrived together."""
+        if not self.pool._replies.empty():
+            return
+        for rank in next(self._arrivals):
+            request, reply = self._pending.pop(remote.observer_name(rank))
+            reply.set_result(self._observers[rank].execute(request))
+
+
+def run_in_order(
+    params: dict[str, Any],
+    arrivals: Sequence[Sequence[Sequence[int]]],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[dict[str, torch.Tensor]]:
+    """The tensors that the agent would store in a checkpoint after each update, with the arrivals before it."""
+    checked, found = Params.model_validate(params), []
+    with ExitStack() as stack:
+        observers = [
+            _Observer(stack.enter_context(worker_context(folder / f"{rank}", checked, Role.OBSERVER, role_rank=rank)))
+            for rank in sorted(set(chain(*chain(*arrivals))))
+        ]
+        context = stack.enter_context(worker_context(folder / "agent", checked, Role.TRAINER))
+        training, ordered = Training(context), OrderedObservers(observers, chain(*arrivals))
+        training._observers = ordered.pool
+        monkeypatch.setattr(remote, "call", ordered.call)
+        for update, _ in enumerate(arrivals, 1):
+            with context.timeline.step(update):
+                training._train_update(update)
+            found.append({name: value.clone() for name, value in training._learner.tensors().items()})
+    return found
+
+
+LATE = [[[1], [0]], [[0, 1]], [[2], [0]], [[0, 1]], [[1], [2, 0]], [[0, 1, 2]]]
+"""Arrivals of three observers, by update. Each waits for two. In the third update, one trajectory is two updates old,
+and in the two updates after it, one is one update old."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_late_trajectories_are_learned_from_with_the_probabilities_of_their_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Values and advantages are those of the newest policy, for all trajectories."""
+    params = job(name, wait_for=0.5)
+    states = run_in_order(params, LATE, tmp_path, monkeypatch)
+    alone = Alone(Params.model_validate(params), observers=3)
+    for arrived, state_after in zip(LATE, states, strict=True):
+        alone.update(list(chain(*arrived)))
+        learnt = strip_prefix(state_after, "policy/")
+        torch.testing.assert_close(learnt, dict(alone.policy.state_dict()), rtol=0, atol=1e-10)
+    assert [change > 1e-3 for change in alone.changes] == [False, False, True, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+def test_a_share_of_the_observers_is_as_good_as_all_if_all_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    arrivals = [[[1, 0]], [[0, 1]], [[1, 0]]]
+    waiting, default = (
+        run_in_order(job(name, **changes), arrivals, tmp_path / folder, monkeypatch)
+        for folder, changes in (("waiting", {"wait_for": 0.5}), ("default", {}))
+    )
+    torch.testing.assert_close(waiting, default, rtol=0, atol=0)
+    assert Params.model_validate(job(name, wait_for=1.0)) == Params.model_validate(job(name))
+
+
+@pytest.mark.slow
+def test_any_share_of_one_observer_is_all_of_it(tmp_path: Path) -> None:
+    shares, states = (0.01, 1.0), []
+    for share in shares:
+        folder = tmp_path / str(share)
+        run_gang("reinforce", job("ppo", wait_for=share, checkpoint_every_updates=6), roles(1), folder)
+        states.append(state(folder, 6))
+    torch.testing.assert_close(*states, rtol=0, atol=0)

@@ -1,3 +1,4 @@
+# pyright: standard
 """`resnet-pipeline` by a gang of processes gives what one process gives."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: standard
 """The tutorial's model with the tutorial's sizes, in two stages and in one process."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """`transformer-pipeline` in one process, written without pipelines, and gangs that try whole lists of schedules."""
 
 import json
@@ -23,8 +24,10 @@ from rolecall.kit import stages
 from rolecall.kit.builders import build as build_custom
 from rolecall.kit.data_order import DataOrder
 from rolecall.kit.grid import Grid, make_grid
+from rolecall.kit.pipelining import COSTS
 from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
+from rolecall.runtime.timeline import Timeline
 from rolecall.testing.gang import processes
 from rolecall.workloads.transformer_pipeline.build import SplitDecoder, build_decoder, custom_layers, decoder_shape
 from rolecall.workloads.transformer_pipeline.params import Params, SplitMethod
@@ -113,6 +116,8 @@ class Outcome:
     """Differences of one rank's step from the single process's."""
 
     case: str
+    as_planned: bool
+    """True if the rank ran the tasks of the schedule in their order."""
     loss: float
     gradient: float
 
@@ -151,11 +156,11 @@ def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str,
             stages = ranks * virtual
             counts = rules.valid_micro_batches(16, ranks, stages)
             traced = sorted({counts[0], 8, counts[-1]})
-            ways = [(count, "manual") for count in counts] + [(count, "tracer") for count in traced]
+            splits = [(count, "manual") for count in counts] + [(count, "tracer") for count in traced]
             if replicas > 1:
-                ways = zip((counts[0], counts[-1]), get_args(SplitMethod), strict=True)
-            for count, way in ways:
-                changes = {"virtual_stages": virtual, "precision": precision, "split": way, "layers": stages + 1}
+                splits = zip((counts[0], counts[-1]), get_args(SplitMethod), strict=True)
+            for count, split in splits:
+                changes = {"virtual_stages": virtual, "precision": precision, "split": split, "layers": stages + 1}
                 yield case(name, replicas, count, **changes)
 
 
@@ -225,11 +230,14 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
     """One step, and how far its loss and gradients are from the single process's."""
     tokens, targets = _random_batch(params)
     expected, gradients = _one_process(params)
-    stages = Pipeline(params, VOCABULARY, grid)
+    timeline = Timeline()
+    stages = Pipeline(params, VOCABULARY, grid, timeline)
     mine = slice(grid.replica * params.replica_batch, (grid.replica + 1) * params.replica_batch)
     for _, weight in stages.named_parameters():
         weight.grad = None
-    loss = stages.step(tokens[mine], targets[mine]).sum()
+    with timeline.step(1):
+        loss = stages.step(tokens[mine], targets[mine]).sum()
+    ran = [(span.stage, span.name, span.micro_batch) for span in timeline.window(1 << 24).spans if span.name in COSTS]
     dist.all_reduce(loss)
     grid.all_reduce_gradients(weight for _, weight in stages.named_parameters())
     distances = [(_gradient(weight) - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
@@ -237,6 +245,7 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
         + "".join(f"/{cut.layer}:{cut.at}" for cut in params.named_cuts or ())
         + ("/checkpointed" if params.activation_checkpointing else ""),
+        "as_planned": ran == list(stages.order[grid.rank]),
         "loss": float(abs(loss - expected)),
         "gradient": float(torch.stack(distances).max()),
     }

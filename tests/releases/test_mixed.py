@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Programs of neighboring releases together: a rolling upgrade, and the way back.
 
 `v0_1_0` has what release 0.1.0 sent and stored, recorded from a run of it. A newer release is played by messages with
@@ -65,7 +66,7 @@ REFUSED = {
     "reinforce, tutorial, coefficients": "protocol: tutorial has neither baseline nor entropy bonus; omit "
     "algorithm.value_coefficient",
 }
-"""What this release no longer runs, with the reason."""
+"""The requests that this release no longer runs, with the reasons."""
 
 
 def lacks(new: Any, old: Any, path: str = "") -> list[str]:
@@ -83,7 +84,7 @@ def lacks(new: Any, old: Any, path: str = "") -> list[str]:
 
 
 def has(new: Any, old: Any) -> bool:
-    """Whether the newer value is the older one, but for new fields."""
+    """True if the newer value is the older one, but for new fields."""
     if isinstance(old, dict) and isinstance(new, dict):
         olds, news = cast(dict[str, Any], old), cast(dict[str, Any], new)
         return all(name in news and has(news[name], olds[name]) for name in olds)

@@ -14,7 +14,7 @@ from rolecall.testing.gang import processes
 def _rank(rank: int, store: Path, stop_at: int, checkpoint_at: int, answer: Connection) -> None:
     dist.init_process_group("cpu:gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
     agreement = Agreement()
-    checkpoints = []
+    checkpoints: list[int] = []
     for step in range(1, 100_000):
         decision = agreement.after(
             step, lambda step=step: Decision(stop=step >= stop_at, checkpoint=not checkpoints and step >= checkpoint_at)

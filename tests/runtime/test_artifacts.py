@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """An artifact is stored in the end, however long the store is unavailable."""
 
 import shutil

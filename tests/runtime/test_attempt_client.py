@@ -1,7 +1,7 @@
 """A worker's calls to a master that answers as it likes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,7 +19,7 @@ _MANIFEST = CheckpointManifest(attempt=1, step=1, parts=(), position={})
 @contextmanager
 def answering(
     statuses: list[int], clock: ManualClock | None = None, *, after_s: float = 0.0
-) -> Iterator[AttemptClient]:
+) -> Generator[AttemptClient]:
     """A client of a master that answers with these in turn, each after so long, and with the last one from then on."""
     time = clock or ManualClock()
 

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The choice of a process group's backend, and the group for tensors on GPUs that Gloo can't send."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# pyright: standard
 """Blobs on a file system outlive a power failure: what is synced, and in which order."""
 
 import os

@@ -1,9 +1,11 @@
+# pyright: standard
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.measured import increases, measured
 from torch import nn
 
 from rolecall.runtime.blobs import SharedBlobs
@@ -15,6 +17,7 @@ from rolecall.runtime.checkpoint import (
     restore_random_state,
 )
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint
+from rolecall.spec.metric import CHECKPOINT_BYTES, CHECKPOINT_SECONDS, CHECKPOINTS
 from rolecall.spec.plan import CheckpointManifest
 
 
@@ -35,7 +38,12 @@ def test_what_is_saved_comes_back_and_nothing_is_left_in_scratch(tmp_path: Path)
     record = Recorded()
     store = checkpoints(tmp_path, record)
     tensors = {"a": torch.randn(3, 4), "b/0": torch.arange(5), "transposed": torch.randn(2, 3).T}
+    before = measured(CHECKPOINTS, CHECKPOINT_SECONDS)
     part = store.save_part(7, "trainer-0", tensors)
+    parts, seconds = increases(before, CHECKPOINTS, CHECKPOINT_SECONDS)
+    assert parts == 1
+    assert seconds > 0
+    assert measured(CHECKPOINT_BYTES) == [part.size]
     manifest = store.commit(7, [part], {"epoch": 1})
     assert manifest is not None
     assert record.manifests == [manifest]
@@ -72,12 +80,14 @@ def test_a_checkpoint_is_skipped_while_the_blob_store_is_unavailable(tmp_path: P
     record: Any = Recorded()
     whole = checkpoints(tmp_path, record)
     cut_off = Checkpoints(Unavailable(), record, 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]
+    before = measured(CHECKPOINTS)
     parts = [whole.save_part(3, "trainer-0", {}), cut_off.save_part(3, "trainer-1", {"a": torch.zeros(1)})]
     assert cut_off.commit(3, pickle.loads(pickle.dumps(parts)), {}) is None
     assert record.manifests == []
     blobs, away = SharedBlobs(str(tmp_path / "blobs"), "job", 1), Unavailable()
     late = Checkpoints(blobs, away, 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]
     assert late.commit(4, [late.save_part(4, "trainer-0", {})], {}) is None
+    assert increases(before, CHECKPOINTS) == [2], "what was not stored does not count"
     assert skipped == [
         "the checkpoint at step 3 was skipped: part 'trainer-1' was not stored: the master is away",
         "the checkpoint at step 4 was skipped: the master is away",

@@ -1,3 +1,4 @@
+# pyright: standard
 """Calls between the ranks of a gang."""
 
 import re
@@ -7,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.containers import free_port
+from tests.measured import increases, measured
 from tests.own_process import own_rpc
+from tests.ports import free_port
 from torch.distributed import rpc
 
 from rolecall.runtime import remote
 from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
 from rolecall.spec.errors import CallTimeout
+from rolecall.spec.metric import RPC_CALLS, RPC_RECEIVED, RPC_SECONDS, RPC_SENT
 from rolecall.testing.gang import processes
 
 
@@ -98,6 +101,29 @@ def test_a_failed_future_is_an_error_at_the_caller() -> None:
     assert re.search(r"raised .*no gradient for this step", ours.recv(), re.DOTALL)
     for process in ranks:
         process.join(30)
+
+
+_may_answer = threading.Event()
+
+
+def _first_row(tensors: list[torch.Tensor]) -> torch.Tensor:
+    _may_answer.wait()
+    return tensors[0][0]
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")  # of the Gloo groups that torch creates
+def test_a_call_is_counted_with_its_time_and_the_bytes_of_its_tensors(tmp_path: Path) -> None:
+    counted, peer = (RPC_CALLS, RPC_SENT, RPC_RECEIVED, RPC_SECONDS), "parameter-server"
+    _may_answer.clear()
+    with own_rpc(tmp_path, graceful=False) as name:
+        before, is_counted = measured(*counted, label=peer), threading.Event()
+        answer = call(name, _first_row, [torch.ones(2, 3)])
+        answer.add_done_callback(lambda _: is_counted.set())  # Callbacks run in the order in which they were added.
+        _may_answer.set()
+        assert is_counted.wait(10)
+    *counts, seconds = increases(before, *counted, label=peer)
+    assert counts == [1, 24, 12]
+    assert 0 < seconds < 10
 
 
 @pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")  # of the Gloo groups that torch creates

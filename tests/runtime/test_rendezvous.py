@@ -1,21 +1,22 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The rendezvous and shutdown of a gang, with a real process for each worker and real sockets."""
 
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import create_server
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ports import free_port
 from torch.distributed import rpc
 
 from rolecall.runtime import rendezvous
@@ -147,7 +148,7 @@ class Gang:
 
 
 @contextmanager
-def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Iterator[Gang]:
+def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Generator[Gang]:
     workers = Gang(plan, folder, [*range(len(plan.roles))] if ranks is None else ranks)
     try:
         yield workers
@@ -223,8 +224,7 @@ def test_a_port_that_is_never_published_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_rank_0_that_is_gone_is_noticed_before_the_store_would_wait_for_it(tmp_path: Path) -> None:
-    with create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()
     with gang(Plan(addresses=("127.0.0.1", "127.0.0.2")), tmp_path, ranks=[1]) as workers:
         workers.publish_port(port)
         error = workers.receive(1)

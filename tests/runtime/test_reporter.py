@@ -1,6 +1,8 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from rolecall.runtime import reporter
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import NonFiniteLoss
 from rolecall.spec.report import ProgressLine, TimeSpent
+
+BEGIN = datetime(2026, 7, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def lines(path: Path) -> list[ProgressLine]:
 
 def test_the_first_step_is_reported_apart_and_later_ones_are_throttled(tmp_path: Path) -> None:
     clock = ManualClock()
-    with closing(Reporter(tmp_path / "progress", clock)) as report:
+    with closing(Reporter(tmp_path / "progress", clock, lambda: BEGIN + timedelta(seconds=clock.now))) as report:
         for step in range(1, 1001):
             report(step, loss=torch.tensor(0.5), samples=8, steps=1000, epoch=1)
             clock.now += 0.0625
@@ -34,6 +38,7 @@ def test_the_first_step_is_reported_apart_and_later_ones_are_throttled(tmp_path:
     assert [line.step for line in written] == [*range(1, 1001, 8), 1000]
     assert written[0].metrics == {"loss": 0.5}
     assert written[-2].samples_per_s == 8 / 0.0625
+    assert {later.at - earlier.at for earlier, later in pairwise(written[:-1])} == {timedelta(seconds=0.5)}
 
 
 def test_the_last_step_is_reported_before_the_result(tmp_path: Path, report: Reporter) -> None:

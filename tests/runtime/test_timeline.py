@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """The recorder of phases: what it keeps, its bounds, and other threads."""
 
 import threading

@@ -1,3 +1,4 @@
+# pyright: standard
 """Parameter documents: drawn from a workload's JSON schema with extremes mixed in, and handwritten worst cases."""
 
 from collections.abc import Mapping

@@ -1,17 +1,17 @@
 """The programs of a small cluster as containers run them: `python -m rolecall`, configured by variables alone."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.ports import free_port
 from tests.running import ENDED
 
 START_S = 90
@@ -21,10 +21,9 @@ JOB_S = 120
 @contextmanager
 def containers(
     data: Path, shared: Mapping[str, str], of_role: Mapping[str, Mapping[str, str]]
-) -> Iterator[tuple[int, list[int]]]:
+) -> Generator[tuple[int, list[int]]]:
     """A container for each of the roles, each with a folder and a log below `data`; the master's port and all pids."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     common = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "ROLECALL_HOST": "127.0.0.1",

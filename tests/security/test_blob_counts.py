@@ -1,4 +1,4 @@
-"""What a worker may record and store in number, in addition to its bytes."""
+"""The number of blobs that a worker may record and store, in addition to its bytes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: standard
 """No node's word deletes a checkpoint: the master looks for itself, and keeps what it cannot prove to be damaged."""
 
 import asyncio
@@ -64,11 +65,11 @@ async def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: P
             await bad.say(worker, WorkerState.FAILED, failure=GONE)
         await client.until(job, "failed")
         assert await steps(client, job) == [20, 10]
-        told = [text for text in await events(client, job) if "is intact" in text]
-        assert told
-        assert "trainer-0" in told[0]
-        assert "mount" in told[0]
-        assert "credentials" in told[0]
+        found = [text for text in await events(client, job) if "is intact" in text]
+        assert found
+        assert "trainer-0" in found[0]
+        assert "mount" in found[0]
+        assert "credentials" in found[0]
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-10", "step-20"}
 
 
@@ -109,9 +110,9 @@ async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(
         _, worker = await attempt(3, node)
         assert step_of(worker) == 10
         assert await steps(client, job) == [10]
-        (told,) = [text for text in await events(client, job) if "step 20 is deleted" in text]
-        assert "part 'part'" in told
-        assert why in told
+        (found,) = [text for text in await events(client, job) if "step 20 is deleted" in text]
+        assert "part 'part'" in found
+        assert why in found
 
 
 @pytest.mark.slow

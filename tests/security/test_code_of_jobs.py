@@ -1,3 +1,4 @@
+# pyright: standard
 """A job names no code but what the operator allowed: each request here once ran a command or imported what it liked."""
 
 import sys

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ PATIENT = replace(QUICK, head_s=10, body_window_s=10, user_body_s=10)
 
 
 @contextmanager
-def held(address: Address, *sent: bytes) -> Iterator[list[socket.socket]]:
+def held(address: Address, *sent: bytes) -> Generator[list[socket.socket]]:
     """Open connections, one for each item of `sent`, which is all that they send."""
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection(address)) for _ in sent]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,7 +165,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 @asynccontextmanager
 async def limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: ConnectionLimits, secure: Tls | None = None
-) -> AsyncIterator[tuple[Client, tuple[str, int]]]:
+) -> AsyncGenerator[tuple[Client, tuple[str, int]]]:
     """A master with these limits and its address, with HTTPS if it is to be `secure`."""
     monkeypatch.setattr(server, "LIMITS", limits)
     values, verify = secure or ({}, NO_AUTHORITIES)

@@ -1,7 +1,8 @@
+# pyright: standard, reportPrivateImportUsage=false
 """An intruder at the store through which a gang meets, over real sockets: each worker is a process."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -62,10 +63,10 @@ class Gang:
             process.start()
             self.ends.append(end)
             self.processes.append(process)
-        self.port = self.told(0, 0)
-        self.told(1, self.port)
+        self.port = self.ask(0, 0)
+        self.ask(1, self.port)
 
-    def told(self, rank: int, word: Any) -> Any:
+    def ask(self, rank: int, word: Any) -> Any:
         self.ends[rank].send(word)
         return self.receive(rank)
 
@@ -74,14 +75,14 @@ class Gang:
         return self.ends[rank].recv()
 
     def proceed(self) -> list[Any]:
-        """What both say after their next step."""
+        """Let both make their next step; return their answers."""
         for end in self.ends:
             end.send("on")
         return [self.receive(rank) for rank in (0, 1)]
 
 
 @contextmanager
-def gang(**given: Any) -> Iterator[Gang]:
+def gang(**given: Any) -> Generator[Gang]:
     made = Gang(**given)
     try:
         yield made

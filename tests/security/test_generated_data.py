@@ -1,3 +1,4 @@
+# pyright: standard
 """Generated data has the size that a job names: no job fills the disk that a node and all of its jobs share."""
 
 import shutil
@@ -16,7 +17,7 @@ from rolecall.spec.errors import InputError
 
 
 class Disk(NamedTuple):
-    """What `shutil.disk_usage` says."""
+    """The result of `shutil.disk_usage`."""
 
     total: int
     used: int

@@ -1,3 +1,4 @@
+# pyright: standard
 """Documents that grow with what jobs send: many attempts, long tracebacks, large parameters."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# pyright: standard
 """Calls that the OpenAPI document allows, or nearly: none is answered with a server error or against the document."""
 
 import asyncio

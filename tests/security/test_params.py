@@ -35,7 +35,7 @@ add_problem_handlers(APP)
 
 @APP.post("/jobs")
 async def _check_request(request: JobRequest) -> None:
-    """What the master does with a request before it reads its database. The check has a thread of its own there."""
+    """The master's work on a request before it reads its database. The check has a thread of its own there."""
     CATALOGUE.check_request(request)
 
 
@@ -54,7 +54,7 @@ def body_of(workload: str, params: Any, roles: dict[Role, int]) -> bytes:
 
 
 async def checked(body: bytes) -> list[dict[str, str]]:
-    """The field errors of a request, found in time and told in few words."""
+    """The field errors of a request, found in time and described in few words."""
     assert len(body) <= BYTES, "the master refuses larger bodies before it reads them"
     spent_s, response = await _post(body)
     if spent_s >= MOST_CPU_S:  # Next to other work the same instructions take longer, now and then.

@@ -1,3 +1,4 @@
+# pyright: standard
 """Secrets are planted in a real cluster; then everything that it shows, logs or leaves behind is searched for them."""
 
 import io
@@ -47,7 +48,7 @@ class Planted:
         self.attempts: dict[str, str] = {}
 
     def add_attempt(self, job: str) -> None:
-        """What the workers of the job's first attempt get."""
+        """Add the secrets that the workers of the job's first attempt get."""
         self.attempts[f"attempt token of {job}"] = attempt_token(self.signing_key, job, 1)
         self.attempts[f"gang secret of {job}"] = gang_secret(self.signing_key, job, 1)
 
@@ -198,7 +199,7 @@ def _show(url: str, planted: Planted, job: str) -> str:
 
 
 def _processes(pids: list[int]) -> Iterator[tuple[str, str]]:
-    """What `ps` shows of the programs and all that they started."""
+    """The output of `ps` about the programs and all that they started."""
     for pid in pids:
         for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
             with suppress(psutil.NoSuchProcess):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,13 @@ class Master:
         await self.streams.append(key, self.streams.size(key), chunks())
         await self.book.ingest(self.database, key)
 
-    async def told(self) -> list[str]:
+    async def messages(self) -> list[str]:
         """The messages of the workers' events."""
         async with self.database.read() as connection:
             return [one.message for one in await events.of_job(connection, "toy-1") if one.kind == "worker"]
 
     @contextmanager
-    def counted(self) -> Iterator[list[str]]:
+    def counted(self) -> Generator[list[str]]:
         """The statements that the database is given within the block."""
         statements: list[str] = []
         engine = self.database._writer.sync_engine  # pyright: ignore[reportPrivateUsage]
@@ -140,7 +140,7 @@ async def test_concurrent_reads_of_a_stream_share_the_work(master: Master, parse
     with master.counted() as statements:
         await asyncio.gather(master.get(EVENT * 2000), *(master.get() for _ in range(5)))
     assert len(parsed) == 2000
-    assert len(await master.told()) == 1000
+    assert len(await master.messages()) == 1000
     assert len(statements) < 30
 
 
@@ -160,9 +160,9 @@ async def test_valid_lines_are_stored_in_few_statements_and_short_transactions(
     assert max(batches) <= 500
     assert len(batches) == 2, "the rest is dropped before the database is asked"
     assert len(statements) < 30
-    told = await master.told()
-    assert len(told) == 1000
-    assert told[-1] == "workers reported 1000 events: later ones are in their logs only"
+    messages = await master.messages()
+    assert len(messages) == 1000
+    assert messages[-1] == "workers reported 1000 events: later ones are in their logs only"
     with master.counted() as statements:
         await master.get(EVENT * 1000)
     assert statements == []
@@ -170,13 +170,13 @@ async def test_valid_lines_are_stored_in_few_statements_and_short_transactions(
 
 async def test_a_restarted_master_reads_a_flood_again_without_writing_it(master: Master) -> None:
     await master.get(EVENT * 5000)
-    told = await master.told()
+    messages = await master.messages()
     master.book = ProgressBook(master.streams)
     with master.counted() as statements:
         await master.get()
     assert not [one for one in statements if one.startswith("INSERT")]
     assert len(statements) < 30
-    assert await master.told() == told
+    assert await master.messages() == messages
 
 
 async def test_many_results_and_first_steps_cost_one_statement_a_batch(master: Master) -> None:
@@ -247,7 +247,7 @@ async def test_the_result_of_a_large_examination_is_stored(master: Master) -> No
 
 async def test_a_line_without_an_end_is_skipped(master: Master, caplog: pytest.LogCaptureFixture) -> None:
     await master.get(b"x" * (3 << 20), b"\n", EVENT)
-    assert len(await master.told()) == 1
+    assert len(await master.messages()) == 1
     assert len(caplog.records) == 1
 
 

@@ -1,10 +1,10 @@
-"""What a confined worker can and can't do: real processes that restrict themselves as a worker does."""
+"""The abilities and limits of a confined worker: real processes that restrict themselves as a worker does."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,7 +60,7 @@ Run = Callable[..., Any]
 
 
 @contextmanager
-def forking(python_path: str) -> Iterator[Run]:
+def forking(python_path: str) -> Generator[Run]:
     """Gives what code prints as JSON in a process that is a worker's until it confines itself."""
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": python_path}
     with (

@@ -1,4 +1,4 @@
-"""Who may look into our programs' memory and environment: nobody of the same user."""
+"""No other process of the same user may look into our programs' memory and environment."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_nodes_get_no_secret_of_the_control_programs_own(tmp_path: Path) -> None
 
 
 def test_what_hides_a_process() -> None:
-    """What the test above would see without it."""
+    """Without the protection, the test above would fail."""
     hiding = "import sys; from rolecall.process import forbid_inspection as f; sys.argv[1:] and f(); print(); input()"
     for arguments, expected in (([], 0), (["hide"], 1)):
         with subprocess.Popen(

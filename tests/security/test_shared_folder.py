@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def job(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Blobs]:
+async def opened(url: str) -> AsyncGenerator[Blobs]:
     blobs = Blobs(Path("/nonexistent"), url, 2.0)
     try:
         yield blobs

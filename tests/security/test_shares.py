@@ -103,8 +103,8 @@ async def test_threads_are_no_way_around_a_limit_of_slots(tmp_path: Path) -> Non
         first = accepted(await submit_as(client, alice, roles=_trainers(1, threads=2)))["id"]
         second = accepted(await submit_as(client, alice, roles=_trainers(1, threads=2)))["id"]
         await client.until(first, "placed")
-        told = await client.until(second, "queued", also=lambda job: job["waiting_for"])
-        assert "token alice uses 2 of its 3 slots, and this job needs 2" in told["waiting_for"]
+        waiting = await client.until(second, "queued", also=lambda job: job["waiting_for"])
+        assert "token alice uses 2 of its 3 slots, and this job needs 2" in waiting["waiting_for"]
         small = accepted(await submit_as(client, alice, roles=_trainers(1, threads=1)))["id"]
         await client.until(small, "placed")
 

@@ -1,6 +1,7 @@
 """No job fills the master's volume: a reserve of free space, and a limit for each job."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -139,7 +140,7 @@ async def test_names_of_parts_are_short(tmp_path: Path) -> None:
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         part = {"name": "a" * 256, "blob": "1/a", "size": 1, "sha256": "0" * 64}
         for change in ({}, {"name": "a", "sha256": "0" * 65}):
-            manifest = {"attempt": 1, "step": 1, "parts": [part | change], "position": {}}
+            manifest: dict[str, Any] = {"attempt": 1, "step": 1, "parts": [part | change], "position": {}}
             refused = await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=manifest)
             assert refused.status_code == 422
             assert "at most 255 characters" in refused.json()["detail"]
@@ -148,7 +149,7 @@ async def test_names_of_parts_are_short(tmp_path: Path) -> None:
 async def record(client: Client, kind: str, job: str, name: str, size: int) -> httpx.Response:
     """Record a blob as an artifact, or as the only part of a checkpoint of its own."""
     notice = {"name": name, "blob": f"1/{name}", "size": size, "sha256": "0" * 64}
-    manifest = {"attempt": 1, "step": ord(name), "parts": [notice], "position": {}}
+    manifest: dict[str, Any] = {"attempt": 1, "step": ord(name), "parts": [notice], "position": {}}
     body = notice if kind == "artifacts" else manifest
     return await client.worker("POST", job, 1, f"/attempts/1/{kind}", json=body)
 

@@ -5,7 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,7 +88,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(certificate: Certificate | None) -> Iterator[int]:
+def answering(certificate: Certificate | None) -> Generator[int]:
     """The port of a server that answers every request alike, by HTTPS if it has a certificate."""
     with _Server(("127.0.0.1", 0), _Handler) as server:
         if certificate:
@@ -103,7 +103,7 @@ def answering(certificate: Certificate | None) -> Iterator[int]:
 
 
 async def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
-    """What `rolecall` says of the master there."""
+    """The output of `rolecall` about the master there."""
     with Client(Connection(f"{scheme}://127.0.0.1:{port}", "token", trust)) as client:
         try:
             return client.healthz().status
@@ -112,7 +112,7 @@ async def command(port: int, scheme: str = "https", trust: Trust | None = None) 
 
 
 async def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
-    """What a node's log says of the master there."""
+    """A node's log about the master there."""
     client = MasterClient(f"{scheme}://127.0.0.1:{port}", lambda: "token", trust)
     try:
         await client.leave("x", "first")
@@ -318,7 +318,7 @@ def test_half_a_pair_is_an_error(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
+def test_a_job_runs_with_tls_on_every_connection(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
     shared = {
         "ROLECALL_NODE_TOKEN": NODE_TOKEN,
         "ROLECALL_TLS_CA": str(ca.certificate),

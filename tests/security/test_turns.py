@@ -1,3 +1,4 @@
+# pyright: standard
 """A user who calls a lot delays their own calls, not those of others."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a worker says and a database refuses: it must not keep a job from ending."""
+"""A worker's text that a database refuses must not keep a job from ending."""
 
 from pathlib import Path
 
@@ -22,5 +22,5 @@ async def test_a_line_that_cant_be_stored_is_skipped(tmp_path: Path) -> None:
         await node.say(worker, WorkerState.SUCCEEDED)
         document = await client.until(job, "succeeded")
         assert document["result"] == {"loss": 1.0}
-        told = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
-        assert [event["message"] for event in told if event["kind"] == "worker"] == ["good"]
+        found = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
+        assert [event["message"] for event in found if event["kind"] == "worker"] == ["good"]

@@ -17,7 +17,7 @@ async def provoke(settings: Any) -> None:
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
         stream = f"/jobs/{job}/attempts/1/ranks"
-        manifest = {"attempt": 1, "step": HUGE, "parts": [], "position": {}}
+        manifest: dict[str, Any] = {"attempt": 1, "step": HUGE, "parts": [], "position": {}}
         unregistered = make_node("unregistered", Role.OBSERVER, boot="m1").model_dump(mode="json")
         beat = {"started": node.spec.started}
         report = {"job": job, "attempt": 1, "rank": worker.launch.worker.rank, "state": "running"}

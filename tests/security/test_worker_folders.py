@@ -1,4 +1,4 @@
-"""What workers put instead of the files that their node reads, on a kernel that can't confine them.
+"""Workers replace the files that their node reads, on a kernel that can't confine them.
 
 A real daemon, its workers and a scripted master; the workers run without a sandbox.
 """

@@ -15,15 +15,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         read_node()
 
 
-_SIZE = "it is not a valid value (valid: a number of bytes, or a size such as 100GiB)"
+_SIZE = "is not a valid value (valid: a number of bytes, or a size such as 100GiB)"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("ROLECALL_PORT", "many", "it must be an integer (valid: an integer from 0 to 65,535)"),
-        ("ROLECALL_HEARTBEAT_S", "-1", "it must be greater than 0 (valid: a number > 0 and ≤ 30)"),
-        ("ROLECALL_STANDBY", "maybe", "it must be true or false"),
+        ("ROLECALL_PORT", "many", "'many' must be an integer (valid: an integer from 0 to 65,535)"),
+        ("ROLECALL_HEARTBEAT_S", "-1", "'-1' must be greater than 0 (valid: a number > 0 and ≤ 30)"),
+        ("ROLECALL_STANDBY", "maybe", "'maybe' must be true or false"),
+        ("ROLECALL_STANDBY", "postgresql://u:secret@h/db", "'postgresql://***@h/db' must be true or false"),
         ("ROLECALL_LOG_FORMAT", "xml", "'xml' is not a valid value (valid: text, json)"),
         (
             "ROLECALL_LOG_LEVEL",
@@ -35,8 +36,8 @@ _SIZE = "it is not a valid value (valid: a number of bytes, or a size such as 10
             f"\x1b{'x' * 300}",
             f"'\\x1b{'x' * 98}…' is not a valid value (valid: text, json)",
         ),
-        ("ROLECALL_MAX_JOB_BYTES", "lots", _SIZE),
-        ("ROLECALL_MAX_JOB_BYTES", "5 heaps", _SIZE),
+        ("ROLECALL_MAX_JOB_BYTES", "lots", f"'lots' {_SIZE}"),
+        ("ROLECALL_MAX_JOB_BYTES", "5 heaps", f"'5 heaps' {_SIZE}"),
         (
             "ROLECALL_WEBHOOK_NETWORKS",
             "10.1.0.0/16,foo",

@@ -41,7 +41,7 @@ def test_the_valid_roles_are_listed_if_a_node_has_none(monkeypatch: pytest.Monke
         (
             "ROLECALL_CACHE_BYTES",
             "lots",
-            "it is not a valid value (valid: a number of bytes, or a size such as 100GiB)",
+            "'lots' is not a valid value (valid: a number of bytes, or a size such as 100GiB)",
         ),
     ],
 )

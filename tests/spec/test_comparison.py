@@ -44,7 +44,8 @@ def test_of_one_workload_everything_that_differs_is_listed() -> None:
 
 
 def test_a_job_without_resources_of_its_own_has_no_row_for_them() -> None:
-    own = job("a").model_copy(update={"resources": {Role.TRAINER: Resources(threads=2)}})
+    # Its workload sets `busy`, not a user.
+    own = job("a").model_copy(update={"resources": {Role.TRAINER: Resources(threads=2, busy=True)}})
     found = differences([job("a"), own], SCHEMAS)
     assert {row.name: row.values for row in found} == {"resources.trainer.threads": [None, "2"]}
 

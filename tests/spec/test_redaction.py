@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cpu_time import is_within
 
-from rolecall.edge.logs import log_to_stderr
+from rolecall.logs import log_to_stderr
 from rolecall.spec.redaction import redact, redact_text
 
 KEY, SECRET = "AKIAKEY", "hush+hush"

@@ -1,3 +1,4 @@
+# pyright: standard
 """Errors are in the words of those who send values, never in those of the library that checks them."""
 
 from typing import Annotated, Any, cast

@@ -13,6 +13,9 @@ from rolecall.spec.visible import is_blank, is_printable, listed, one_line, visi
         ("\x00\x7f\x9b2J", r"\x00\x7f\x9b2J", r"\x00\x7f\x9b2J"),
         ("one\u2028two\u2029", r"one\u2028two\u2029", r"one\u2028two\u2029"),
         ("abc\u202ecba", r"abc\u202ecba", r"abc\u202ecba"),
+        ("abc\u061ccba", r"abc\u061ccba", r"abc\u061ccba"),
+        ("\udcc2\udc9b2J", r"\udcc2\udc9b2J", r"\udcc2\udc9b2J"),
+        ("a\u200bb\ufeff\U000e0041", r"a\u200bb\ufeff\U000e0041", "a\u200bb\ufeff\U000e0041"),
     ],
 )
 def test_control_characters_are_escaped(given: str, shown: str, in_log: str) -> None:

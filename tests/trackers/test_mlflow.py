@@ -1,6 +1,12 @@
+# pyright: standard
 """Jobs as MLflow's runs, read back from a real store with MLflow's own client."""
 
+import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +166,24 @@ def test_the_missing_driver_of_a_database_is_named() -> None:
         MissingPackage, match=r"MLflow needs the package pymysql for mysql\+pymysql://\*\*\*@127.0.0.1/x"
     ):
         TrackedRuns("mysql+pymysql://me:secret@127.0.0.1/x", "mine")
+
+
+LOGGED = """
+import sys
+from rolecall.logs import log_to_stderr
+from rolecall.trackers.mlflow import TrackedRuns
+log_to_stderr(form="json")
+TrackedRuns(sys.argv[1], "mine")
+"""
+
+
+def test_what_mlflow_logs_about_a_database_has_the_format_of_the_program(tmp_path: Path) -> None:
+    """In a process of its own, because the library configures its loggers when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    command = [sys.executable, "-c", LOGGED, f"sqlite:///{tmp_path}/mlflow.db"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    loggers = {json.loads(line)["logger"].partition(".")[0] for line in done.stderr.splitlines()}
+    assert (loggers, done.stdout) == ({"mlflow"}, "")
 
 
 def test_the_remedy_for_the_missing_package(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+# pyright: standard
 """Event files for TensorBoard, read with its own format."""
 
 import struct

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
 
 
 @contextmanager
-def _running(folder: Path, role: str, *arguments: str) -> Iterator[_Server]:
+def _running(folder: Path, role: str, *arguments: str) -> Generator[_Server]:
     server = _Server(folder, role, *arguments)
     try:
         assert server.receive() == {"kind": "ready"}

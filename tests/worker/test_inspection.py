@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A worker's answers to inspections: bounded in size, whatever it recorded."""
 
 import os

@@ -1,3 +1,4 @@
+# pyright: standard
 """A worker's main, in a process of its own."""
 
 import json

@@ -54,7 +54,7 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         return
     ids = [escape(job.id) for job in found]
     if not have_one_workload(found):
-        out.print(OTHER_WORKLOADS)
+        out.print(OTHER_WORKLOADS, soft_wrap=False)
         out.print()
     if rows := list(_rows(fields, found)):
         print_table(("DIFFERENCE", *ids), rows)
@@ -84,10 +84,10 @@ def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDoc
     """The state, the name and the other fields, each only if the jobs differ in it."""
     if len({job.state for job in found}) > 1:
         yield ("state", *(state(job) for job in found))
-    names: list[str | None] = [job.name for job in found]
+    names: list[str | None] = [job.name or None for job in found]
     for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
         shown = [value if value is None else one_line(value) for value in values]
         title = one_line(name.removeprefix("params."))
         if out.is_bounded:
             shown, title = excerpts(shown, _CHARS), cut(title, _CHARS)
-        yield (escape(title), *("-" if value is None else escape(value) for value in shown))
+        yield (escape(title), *("-" if value is None else escape(value or '""') for value in shown))

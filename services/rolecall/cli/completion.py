@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+import typer
+
 from rolecall.client import Client, ClientError
 from rolecall.client.connection import find
 
@@ -25,6 +27,15 @@ def workload_names(incomplete: str) -> list[tuple[str, str]]:
     """The workloads whose names begin like this, with their summaries; none without a cluster."""
     found = _ask(Client.workloads)
     return [(one.name, _UNSAFE_IN_HELP.sub("", one.summary)) for one in found if _is_offered(one.name, incomplete)]
+
+
+def declared_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """The metrics that the workload of the named job declares, with their help; none without a cluster."""
+    # The option lacks its value yet, so that the arguments before it are not assigned to parameters.
+    job = context.params.get("job") or next(iter(context.args), None)
+    found = _ask(lambda client: client.workload(client.job(job).workload).metrics) if job else []
+    names = [(name, one.help) for one in found for name in one.reported.values()]
+    return [(name, _UNSAFE_IN_HELP.sub("", text)) for name, text in names if _is_offered(name, incomplete)]
 
 
 def _is_offered(value: str, incomplete: str) -> bool:

@@ -87,7 +87,8 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Delete jobs that ended long ago. First shows the jobs and their size."""
-    ended_before = datetime.now(UTC) - parse_duration(older_than, "--older-than")
+    now = datetime.now(UTC)
+    ended_before = now - parse_duration(older_than, "--older-than")
     ended_state = JobState(state) if state else None
     with connect(url, token) as client:
         found = client.prune(ended_before, ended_state, dry_run=True)
@@ -95,9 +96,10 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             print_json(client.raw)
         else:
             rows = [
-                (job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs
+                (job.id, escape(job.name), job.state, f"{age(job.ended_at, now)} ago", size(job.size))
+                for job in found.jobs
             ]
-            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows, empty="no job ended before that time")
+            print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows, empty="no such job ended before that time")
             if rows:
                 out.print(f"{_summary(found)} in total")
         if dry_run or not found.jobs:

@@ -135,7 +135,10 @@ def _version(master_version: str) -> NodeFinding:
 def _disk(volume: Volume) -> NodeFinding:
     """The finding about the free space of the master's data folder above its reserve."""
     space = f"the data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
-    remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
+    remedy = (
+        "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or move the data folder to a larger disk "
+        "(ROLECALL_DATA; --data of `rolecall local`)"
+    )
     if volume.free < volume.reserve:
         return _finding(_MASTER, "disk", Level.ERROR, f"{space}: the master refuses logs and uploads", remedy)
     if volume.free < 2 * volume.reserve:

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect
-from rolecall.cli.output import STYLES, out, print_json, width
+from rolecall.cli.output import STYLES, local_time, out, print_json, time_heading, width
 from rolecall.client import Job
 from rolecall.spec.api import Event
 from rolecall.spec.folding import in_order
@@ -24,14 +24,23 @@ def events(job: JobId, follow: FollowToEnd = False, json: Json = False, url: Url
             if json:
                 print_json(client.raw)
                 return
+            print_heading()
             for event in in_order(found):
                 print_event(event)
             return
+        if not json:
+            print_heading()
         for event in Job(client, job).follow():
             if json:
                 print(json_library.dumps(event.model_dump(mode="json")), flush=True)
             else:
                 print_event(event)
+
+
+def print_heading() -> None:
+    """The headings of events, with the time zone; on a terminal only, because programs read one event per line."""
+    if out.is_bounded:
+        out.print(f"[bold]{time_heading('TIME', out):<19} {'ATTEMPT':<11} {'KIND':<11} MESSAGE[/]")
 
 
 def print_event(event: Event, note: str = "") -> None:
@@ -40,7 +49,7 @@ def print_event(event: Event, note: str = "") -> None:
     On a terminal, a long message continues below itself. A message that only repeats the kind is omitted.
     """
     attempt = f"attempt {event.attempt}" if event.attempt else ""
-    time, style = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}", STYLES.get(event.kind, "default")
+    time, style = local_time(event.at, out), STYLES.get(event.kind, "default")
     message = "" if event.message == event.kind else one_line(event.message)
     text = escape(" ".join(filter(None, (message, note))))
     kind = escape(f"{event.kind:<11}" if text else event.kind)

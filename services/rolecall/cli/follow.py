@@ -17,7 +17,7 @@ from rolecall.cli.exits import Exit
 from rolecall.cli.output import err, out, outcome, print_json, progress
 from rolecall.client import Client, Unreachable
 from rolecall.client.patience import Patience
-from rolecall.spec.api import RETENTION
+from rolecall.spec.api import RETENTION, Event
 from rolecall.spec.job import AttemptDocument, JobDocument
 from rolecall.spec.report import cause_prefix, error_of
 from rolecall.spec.state import JobState
@@ -33,7 +33,7 @@ _FURNITURE = _BAR_WIDTH + max(map(len, JobState)) + 4
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
 Show = Callable[[JobDocument, str], None]
-"""Shows a job and its figures."""
+"""Shows a job and its figures. An ended job hides the bar."""
 
 
 def follow(client: Client, job: str, *, as_json: bool, quiet: bool = False) -> Exit:
@@ -85,9 +85,10 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     with view() as show:
         seen, shown_event, shown_reason, shown = 0, None, None, set[tuple[int | None, str]]()
         while True:
-            # Get the document before the events: when it says that the job has ended, no events can follow.
-            document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
-            for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
+            document, raw, events = _news(client, job, seen)
+            if document.state.ended:
+                show(document, "")  # First, because the bar stays below the events that are printed.
+            for event in events:
                 # An attempt and its job often end for the same error. Workers' events can come in between, and another
                 # worker can turn out to have had it first.
                 error = (event.attempt, error_of(event.message))
@@ -105,6 +106,19 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             declared = retry_while_unavailable(lambda name=document.workload: metrics_of(name))
             show(document, progress(document.progress, declared, room=_room()))
             time.sleep(POLL_S)
+
+
+def _news(client: Client, job: str, seen: int) -> tuple[JobDocument, Any, list[Event]]:
+    """The job's document, also as raw JSON, and the events after `seen`, which have not ended the job before it."""
+    ended = False
+    while True:
+        # Get the document before the events: when it says that the job has ended, no events can follow.
+        document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
+        events = retry_while_unavailable(lambda: client.events(job, seen))
+        # Only once more: an attempt that failed can have such an event, too.
+        if ended or document.state.ended or not any(event.kind in EXITS for event in events):
+            return document, raw, events
+        ended = True
 
 
 def retry_while_unavailable(request: Callable[[], _T]) -> _T:
@@ -142,7 +156,7 @@ def view() -> Generator[Show]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(_BAR_WIDTH),
+        BarColumn(_BAR_WIDTH, finished_style="green"),  # The default is gray in a terminal with 16 colors.
         TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
     )
     with Bar(*columns, console=err, transient=True, expand=True) as bar:
@@ -152,7 +166,8 @@ def view() -> Generator[Show]:
             newest = document.progress
             bar.update(
                 task,
-                visible=True,
+                refresh=document.state.ended,
+                visible=not document.state.ended,
                 description=escape(document.state),
                 total=newest.steps,
                 completed=newest.step,

@@ -17,7 +17,7 @@ from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent, ThreadStack
 from rolecall.spec.role import Role
 
 _POLL_S = 0.5
-_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json", "schedule": "svg"}
+_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json", "schedule": "schedule.svg"}
 Form = Annotated[
     Literal["trace", "svg", "json", "schedule"],
     typer.Option(
@@ -44,6 +44,9 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     form: Form = "trace",
     output: Output = None,
     steps: Steps = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="The timeline of this attempt; by default of the newest.")
+    ] = None,
     json: PathJson = False,
     url: Url = None,
     token: Token = None,
@@ -51,7 +54,8 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     """Save a timeline of each worker's recent steps. Ended jobs have one too, unless their workers were killed."""
     path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
     with connect(url, token) as client:
-        client.save_timeline(job, {"format": form} | ({} if steps is None else {"steps": steps}), path)
+        chosen = {"steps": steps, "attempt": attempt}
+        client.save_timeline(job, {"format": form} | {name: of for name, of in chosen.items() if of is not None}, path)
     print_json({"format": form, "path": str(path)}) if json else print_written(path)
 
 

@@ -11,6 +11,7 @@ import typer
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.yaml_file import load_yaml
 from rolecall.spec.errors import InputError
+from rolecall.spec.json_errors import json_problem, place
 
 Job = dict[str, Any]
 """The body of `POST /jobs`."""
@@ -53,7 +54,7 @@ def parse_job(file: str, body: bytes) -> Job:
     try:
         job = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise CommandError(Exit.USAGE, f"{file} is not JSON: {error}") from None
+        raise CommandError(Exit.USAGE, f"{file} is not JSON: {_why(error)}") from None
     if not isinstance(job, dict):
         example = "`rolecall workloads NAME --example` prints one"
         raise CommandError(Exit.USAGE, f"{file} is not a job; it must be a JSON object: {example}")
@@ -117,7 +118,7 @@ def _parse_value(path: str, text: str, begin: int) -> tuple[Any, int]:
             return value, end
         why = "there must be a comma between two values"
     except (ValueError, RecursionError) as error:
-        why = str(error)
+        why = _why(error, is_file=False)
     if text[begin : begin + 1] in {"[", "{", '"'}:
         raise CommandError(Exit.USAGE, f"--set {path}: {text[begin:]} is not JSON: {why}")
     end = text.find(",", begin)
@@ -125,6 +126,18 @@ def _parse_value(path: str, text: str, begin: int) -> tuple[Any, int]:
     if not (value := text[begin:end]):
         raise CommandError(Exit.USAGE, f'--set {path}: a value is missing; for empty text, write ""')
     return value, end
+
+
+def _why(error: Exception, *, is_file: bool = True) -> str:
+    """The reason why a text is not JSON, and its place in a file."""
+    if isinstance(error, json.JSONDecodeError):
+        where = f"{place(error.doc, error.pos)}: " if is_file else ""
+        return where + json_problem(error.msg, error.doc, error.pos)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text; save it as UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "a number has too many digits" if str(error).startswith("Exceeds the limit") else str(error)
 
 
 def _no_constant(name: str) -> Any:

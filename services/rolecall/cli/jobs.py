@@ -1,6 +1,7 @@
 """`rolecall jobs`: list jobs."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -14,15 +15,15 @@ from rolecall.cli.output import (
     Terminal,
     age,
     least_room,
+    list_progress,
     list_room,
     make_table,
     out,
     print_json,
-    progress,
     state,
 )
-from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
+from rolecall.spec.report import error_of
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import cut
 
@@ -60,12 +61,13 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
             return
         given = only or workload or name or label or owner
         none = f"no jobs{' meet the conditions' if given else ''}"
-        out.print(job_table(out, found, declared_metrics(client)) if found else none)
+        out.print(job_table(out, found, declared_metrics(client), datetime.now(UTC)) if found else none)
 
 
-def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: MetricsOf) -> Table:
+def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: MetricsOf, now: datetime) -> Table:
     """The jobs in the columns for which the terminal has room, each on one line."""
     room = list_room(terminal, jobs)
+    shown = [list_progress(job, metrics_of(job.workload), room) for job in jobs]
     rows = [
         (
             job.id,
@@ -73,17 +75,12 @@ def job_table(terminal: Terminal, jobs: Sequence[JobOverview], metrics_of: Metri
             escape(job.owner),
             job.workload,
             state(job),
-            age(job.created_at),
-            escape(_progress(job, metrics_of(job.workload), room)),
+            age(job.created_at, now),
+            escape(text),
         )
-        for job in jobs
+        for job, text in zip(jobs, shown, strict=True)
     ]
     headings = ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS")
-    least = least_room(jobs, metrics_of, room)
-    return make_table(headings, rows, terminal, drop=_DROPPED, shorten={"PROGRESS": least})
-
-
-def _progress(job: JobOverview, declared: Sequence[MetricDocument], room: int | None) -> str:
-    """The condition that a queued job waits for, the reason of a failed one, or the progress of another."""
-    failure = " ".join((job.reason or "").split()) if job.state is JobState.FAILED else ""
-    return job.waiting_for or failure or progress(job.progress, declared, is_live=job.state.holds_slots, room=room)
+    least = {"PROGRESS": least_room(jobs, shown)}
+    # Why a job failed says more than which worker did.
+    return make_table(headings, rows, terminal, drop=_DROPPED, shorten=least, brief={"PROGRESS": error_of})

@@ -1,5 +1,6 @@
 """`rolecall logs`: print the output of a job's workers."""
 
+import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
@@ -10,25 +11,31 @@ from typing import Annotated
 import typer
 
 from rolecall.cli.follow import log_lines
-from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect, parse_duration
+from rolecall.cli.options import AGE_OR_TIME, SINCE, FollowToEnd, JobId, Json, Token, Url, connect, parse_since
 from rolecall.cli.output import err, print_json
+from rolecall.logs import json_as_text
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
 
 _PLAIN = "\x1b[0m"
+_WORKER_LINE = re.compile(r"(\[[a-z-]+-\d+\] )(.*)", re.DOTALL)
+"""A line of a log with the worker that it begins with."""
 OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
 OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker with this rank.")]
 OfAttempt = Annotated[
     int | None, typer.Option("--attempt", min=1, help="Number of the attempt; by default the newest.")
 ]
-Tail = Annotated[int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines, at most this many.")]
-Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
+Tail = Annotated[
+    int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines of the log, at most this many.")
+]
+Since = Annotated[str | None, typer.Option("--since", metavar=AGE_OR_TIME, help=f"Only lines {SINCE}")]
 Grep = Annotated[
     list[str] | None,
     typer.Option(
         "--grep",
         metavar="TEXT",
-        help="Only lines that contain this text, in upper or lower case. If it is given several times, one is enough.",
+        help="Only lines that contain this text as they are in the log, in upper or lower case. If it is given several "
+        "times, one is enough.",
     ),
 ]
 
@@ -49,10 +56,11 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     """Print the logs of a job's workers, merged by time; with --json a list of lines, and with --json --follow one
     string per line.
 
+    A terminal shows records in JSON (ROLECALL_LOG_FORMAT) as text; a file, a pipe and --json get them as they are.
     --since uses the times of log records. Lines without a time, which a job prints, are shown unless an older record of
     the same worker follows. --tail counts only the lines that --since and --grep select.
     """
-    since = None if newer is None else (datetime.now(UTC) - parse_duration(newer, "--since")).isoformat()
+    since = None if newer is None else parse_since(newer, datetime.now(UTC)).isoformat()
     filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail, "since": since, "text": grep or None}
     query = {name: value for name, value in filters.items() if value is not None}
     with connect(url, token) as client:
@@ -65,7 +73,7 @@ def logs(  # noqa: PLR0917 - the command line is the signature
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
         finally:
-            if sys.stdout.isatty():  # The job may have left a color, or concealed what follows.
+            if sys.stdout.isatty():  # An interrupted line may have left a color.
                 print(_PLAIN, end="", flush=True)
 
 
@@ -81,19 +89,33 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 def _print_lines(lines: Iterable[str], *, as_json: bool) -> None:
     terminal = sys.stdout.isatty()
-    shown = visible_log if terminal else str
+    shown = readable if terminal else str
     for line in lines:
         print(dumps(line, ensure_ascii=terminal) if as_json else shown(line), flush=True)
 
 
 def _print_chunks(chunks: Iterable[bytes]) -> bool:
-    """Print the log as it is, except that a terminal gets no control characters. Return whether there was any."""
-    decoder, found = getincrementaldecoder("utf-8")("replace"), False
-    for chunk in chunks:
-        found = True
-        if sys.stdout.isatty():
-            sys.stdout.write(visible_log(decoder.decode(chunk)))
-        else:
+    """Print the log: for a terminal as `readable` returns it, and otherwise as it is. Return whether there was any."""
+    found = False
+    if sys.stdout.isatty():
+        for line in _lines(chunks):
+            found = True
+            print(readable(line))
+    else:
+        for chunk in chunks:
+            found = True
             sys.stdout.buffer.write(chunk)
     sys.stdout.flush()
     return found
+
+
+def readable(line: str) -> str:
+    """A line of a log for people: without control characters, and with a record in JSON as text. Pure.
+
+    Each line of such a record begins with its worker, like the lines of a record that was written as text.
+    """
+    if (found := _WORKER_LINE.fullmatch(line)) and (text := json_as_text(found[2])) is not None:
+        line = found[1] + text.replace("\n", f"\n{found[1]}")
+    shown = visible_log(line)
+    # Each worker has its own colors, and can't conceal the lines of others.
+    return shown + _PLAIN if "\x1b" in shown else shown

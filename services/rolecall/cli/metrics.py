@@ -8,22 +8,29 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
+from rolecall.cli.completion import declared_names
 from rolecall.cli.curve import sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import GAP, none_of, out, print_json, print_table, width
+from rolecall.cli.output import GAP, Terminal, fitting, make_table, none_of, out, print_json, width
 from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import COORDINATES
 from rolecall.spec.numbers import number
+from rolecall.spec.similar import most_similar
 from rolecall.spec.visible import one_line
 
 _CURVE, _SHORTEST_CURVE = 24, 8
-_OTHER_HEADINGS = ("METRIC", "WORKER", "STEP", "LAST", "MIN", "MAX")
-HEADINGS = (*_OTHER_HEADINGS[:2], "CURVE", *_OTHER_HEADINGS[2:])
+_HEADINGS = ("METRIC", "WORKER", "STEP", "LAST", "MIN", "MAX")
+_DROPPED = ("MIN", "MAX")
+"""The columns that a narrow terminal omits, so that names are whole."""
 _FORMULA = re.compile(r'(^|[\t;])(?=[ "]*[=+\-@\t\uff0b\uff0d\uff1d\uff20])')
 """The beginning of a cell that is a formula. Some spreadsheets also know wide signs, and separators but the comma."""
-Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.", autocompletion=declared_names),
+]
 Points = Annotated[
     int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")
 ]
@@ -57,7 +64,7 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
     if as_csv:
         _print_csv(rows, chosen)
     else:
-        print_table(HEADINGS, curve_rows(lines(rows, chosen), out.width), empty=empty)
+        out.print(metric_table(out, lines(rows, chosen)) if chosen else escape(empty))
 
 
 def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -65,8 +72,12 @@ def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
     known = metric_names(rows)
     for name in names:
         if name not in known:
+            near = most_similar(name, known)
+            hint = f"did you mean {near!r}? " if near else ""
             valid = ", ".join(known) or "none yet"
-            raise CommandError(Exit.USAGE, f"there is no metric {name!r}; reported metrics: {valid}")
+            raise CommandError(
+                Exit.USAGE, f"--metric {name}: the job has reported no metric {name!r}; {hint}valid: {valid}"
+            )
     return list(names)
 
 
@@ -80,18 +91,23 @@ def lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple
     return found
 
 
-def curve_rows(
-    found: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], terminal_width: int
-) -> list[tuple[str, ...]]:
+def metric_table(terminal: Terminal, found: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]) -> Table:
     """A row for each curve, which takes what the other columns leave of the terminal's width."""
     others = [_figures(name, worker, [value for _, value in points], points[-1][0]) for name, worker, points in found]
-    widths = [max(map(width, column)) for column in zip(_OTHER_HEADINGS, *others, strict=True)]
-    room = terminal_width - sum(widths) - GAP * len(widths)
+    widths = [max(map(width, column)) for column in zip(_HEADINGS, *others, strict=True)]
+    kept = fitting(_HEADINGS, widths, terminal.width - GAP - _SHORTEST_CURVE, _DROPPED, {})
+    room = terminal.width - sum(kept.values()) - GAP * len(kept)
     curve = min(_CURVE, max(_SHORTEST_CURVE, room))
-    return [
-        (*one[:2], sparkline([value for _, value in points], curve), *one[2:])
-        for one, (_, _, points) in zip(others, found, strict=True)
+
+    def row(cells: Sequence[str], drawn: str) -> list[str]:
+        shown = [cells[place] for place in kept]
+        return [*shown[:2], drawn, *shown[2:]]
+
+    rows = [
+        row(cells, sparkline([value for _, value in points], curve))
+        for cells, (_, _, points) in zip(others, found, strict=True)
     ]
+    return make_table(row(_HEADINGS, "CURVE"), rows, terminal)
 
 
 def _figures(name: str, worker: str, values: Sequence[float], step: float) -> tuple[str, ...]:

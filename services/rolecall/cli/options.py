@@ -2,10 +2,11 @@
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
@@ -13,9 +14,13 @@ from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client
 from rolecall.client.connection import find
+from rolecall.spec.bounds import AwareMoment
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _MOST_S = 36_525 * 86_400
+_DURATION = "a number and a unit, such as 30d, 12h, 90m, 45s or 2w, up to 100 years"
+_TIME = "a time with an offset, such as 2026-01-31T18:00:00Z"
+_MOMENT = TypeAdapter[datetime](AwareMoment)
 Url = Annotated[
     str | None,
     typer.Option(
@@ -35,6 +40,8 @@ Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
 FollowToEnd = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
+AGE_OR_TIME = "AGE|TIME"
+SINCE = f"of the last 30s, 10m, 2h, 1d …, or since {_TIME}."
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.", autocompletion=job_ids)
 ]
@@ -50,9 +57,22 @@ def connect(url: str | None, token: str | None) -> Client:
 
 def parse_duration(text: str, option: str) -> timedelta:
     """A duration such as `30d`, `12h`, `90m`, `45s` or `2w`, of at most 100 years."""
+    if (duration := _duration(text)) is None:
+        raise CommandError(Exit.USAGE, f"{option} {text}: write {_DURATION}")
+    return duration
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """The value of `--since`: a time in ISO 8601 with an offset, or the duration before `now`."""
+    if (duration := _duration(text)) is not None:
+        return now - duration
+    try:
+        return _MOMENT.validate_python(text.strip())
+    except ValidationError:
+        raise CommandError(Exit.USAGE, f"--since {text}: write {_DURATION}, or {_TIME}") from None
+
+
+def _duration(text: str) -> timedelta | None:
     found = re.fullmatch(r"(\d{1,10}(?:\.\d{1,10})?)([smhdw])", text.strip())
     seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.inf
-    if seconds > _MOST_S:
-        message = f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w, up to 100 years"
-        raise CommandError(Exit.USAGE, message)
-    return timedelta(seconds=seconds)
+    return timedelta(seconds=seconds) if seconds <= _MOST_S else None

@@ -4,12 +4,13 @@ Results go to stdout, everything else to stderr.
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,21 +18,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rolecall.cli.declarations import MetricsOf
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
-from rolecall.spec.metric import Split
+from rolecall.spec.metric import Score, Split, scores
 from rolecall.spec.numbers import number, size
+from rolecall.spec.state import JobState
 from rolecall.spec.visible import cut, visible
 
 _UNBOUNDED = 10_000
 _WHOLE = frozenset({"ID", "JOB", "NODE", "TARGET", "WORKER", "WORKLOAD"})
 _MAX_SCORES = 2
-_LEAST_NAME_CHARS = 2
+_LEAST_NAME_CHARS = 4
 _SPLITS: Mapping[Split, str] = MappingProxyType({Split.VALIDATION: "val", Split.EVALUATION: "eval"})
 """The short names of data in a list in a terminal."""
-_PROGRESS_CHARS = 30
+_PROGRESS_CHARS, _MAX_PROGRESS_CHARS = 30, 60
+"""The least and the most characters of the progress of jobs for which a list in a terminal omits other columns."""
+_WAITING = "waiting for "
 NAME_CHARS = 24
 """The length to which a terminal cuts the names of jobs in lists."""
 GAP = 2
@@ -42,7 +45,9 @@ _CAUSES: Mapping[str, str] = MappingProxyType(
 """The causes of lost time whose names don't explain them."""
 _NARROWEST = 8
 """The columns that a shortened column has even if the terminal is too narrow for it."""
+_MARKS = "\"'],:;.)}"
 _NO_COLUMNS: Mapping[str, int] = MappingProxyType({})
+_NO_BRIEF: Mapping[str, Callable[[str], str]] = MappingProxyType({})
 
 
 class Terminal(Console):
@@ -57,6 +62,7 @@ class Terminal(Console):
         return self.width < _UNBOUNDED
 
 
+# Long lines stay whole, for copying. `soft_wrap=False` prints a sentence, which a terminal wraps between words.
 out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _UNBOUNDED)
 err = Terminal(stderr=True, highlight=False, soft_wrap=True)
 
@@ -114,9 +120,27 @@ def print_values(values: Sequence[tuple[str, str]], *, indent: int = 0, name_wid
     grid = Table.grid(padding=(0, GAP, 0, 0))
     grid.add_column(min_width=min(name_width, out.width // 2), overflow="fold")
     grid.add_column(overflow="fold")
+    columns = out.width - indent - GAP - min(name_width, out.width // 2)
     for name, value in values:
-        grid.add_row(name, value)
+        text = out.render_str(value)
+        grid.add_row(name, Text("\n").join(text.divide(word_breaks(text.plain, columns))))
     out.print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def word_breaks(text: str, columns: int) -> list[int]:
+    """The places at which words with more than `columns` characters continue on the next line. Pure.
+
+    A path breaks after a slash. What follows a break is more than the marks that end a value in a list.
+    """
+    found: list[int] = []
+    for word in re.finditer(r"\S+", text):
+        start, end = word.span()
+        while end - start > columns > 1:
+            slash = text.rfind("/", start + columns // 4, start + columns)
+            rest = text[start:end].rstrip(_MARKS)
+            start += min(columns if slash < 0 else slash + 1 - start, max(1, len(rest) - 1))
+            found.append(start)
+    return found
 
 
 def make_table(
@@ -126,12 +150,14 @@ def make_table(
     *,
     drop: Sequence[str] = (),
     shorten: Mapping[str, int] = _NO_COLUMNS,
+    brief: Mapping[str, Callable[[str], str]] = _NO_BRIEF,
 ) -> Table:
     """A table without borders. Ids and names are whole and on one line, so that they can be copied.
 
     With `drop` or `shorten`, each row is one line, also on a narrow terminal. It omits the columns `drop`, the first
     one first, until the rest has room. The columns `shorten` need room for the given number of characters, and end
-    with … if they are longer than what remains. Without both, other columns than ids and names have several lines.
+    with … if they are longer than what remains. The functions in `brief` return what a cell of a column has then.
+    Without `drop` and `shorten`, other columns than ids and names have several lines.
     """
     rows = list(rows)
     columns = [[heading, *(row[place] for row in rows)] for place, heading in enumerate(headings)]
@@ -139,6 +165,8 @@ def make_table(
     if drop or shorten:
         kept = fitting(headings, [max(map(width, cells)) for cells in columns], terminal.width, drop, shorten)
         for place, size in kept.items():
+            if (short := brief.get(headings[place])) is not None:
+                columns[place] = [cell if width(cell) <= size else short(cell) for cell in columns[place]]
             table.add_column(headings[place], overflow="ellipsis", no_wrap=True, min_width=size, max_width=size)
     else:
         kept = range(len(headings))
@@ -146,8 +174,8 @@ def make_table(
             is_whole = heading in _WHOLE
             least = max(map(width, cells), default=None) if is_whole else None
             table.add_column(heading, overflow="fold", no_wrap=is_whole, min_width=least)
-    for row in rows:
-        table.add_row(*(row[place] for place in kept))
+    for at in range(1, len(rows) + 1):
+        table.add_row(*(columns[place][at] for place in kept))
     return table
 
 
@@ -199,14 +227,36 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"
 
 
-def age(moment: datetime) -> str:
-    """The time since `moment`."""
-    return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+def age(moment: datetime, now: datetime) -> str:
+    """The time from `moment` to `now`."""
+    return duration(max(0.0, (now - moment).total_seconds()))
+
+
+def time_heading(name: str, terminal: Terminal) -> str:
+    """The heading of a column of `local_time`. On a terminal, it names the time zone, such as `AT (UTC+02:00)`."""
+    offset = f"{_in_local_zone(datetime.now(UTC)):%z}"
+    zone = f"UTC{offset[:3]}:{offset[3:5]}" if int(offset) else "UTC"
+    return f"{name} ({zone})" if terminal.is_bounded else name
+
+
+def local_time(moment: datetime, terminal: Terminal, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """The local time of a moment. Except on a terminal, it has its offset from UTC."""
+    local = _in_local_zone(moment)
+    return f"{local:{form}}" if terminal.is_bounded else local.isoformat(" ", "seconds")
+
+
+def _in_local_zone(moment: datetime) -> datetime:
+    """The moment with the present offset, also if that of the moment was another, so that a heading can name it."""
+    return moment.astimezone(datetime.now(UTC).astimezone().tzinfo)
 
 
 def roles(document: JobDocument) -> str:
-    """The gang, such as `1 master, 2 trainer with a GPU`."""
-    named = ((f"{count} {role}", document.resources.get(role)) for role, count in document.roles.items() if count)
+    """The gang, such as `1 master, 2 trainers with a GPU`."""
+    named = (
+        (f"{count} {role}{'s' * (count != 1)}", document.resources.get(role))
+        for role, count in document.roles.items()
+        if count
+    )
     return ", ".join(f"{name} {own.described}" if own and own.described else name for name, own in named)
 
 
@@ -217,15 +267,15 @@ def progress(
 
     These include the main scores among the declared metrics. Speed and remaining time are left out without `is_live`,
     for a job without a running gang. With `room`, the characters that a list in a terminal has, there are fewer
-    figures: a score replaces the loss, and its name is shortened so that step and score have room.
+    figures: a score replaces the loss, and what doesn't have room is left out or has a shorter name.
     """
     step = f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else ""
     loss = f"loss {number(progress.loss)}" if progress.loss is not None else ""
     left = f"{duration(progress.seconds_left)} left" if progress.seconds_left and is_live else ""
-    scores = _scores(progress, declared)
+    ranked = scores(declared, progress.metrics)
     if room is not None:
-        score = _brief_score(progress, scores[0], room - len(f"{step}, ")) if scores else loss
-        return ", ".join(filter(None, (step, score, left)))
+        texts = list(_brief_figures(step, _main_value(progress, ranked), left, room))
+        return next((text for text in texts if len(text) <= room), texts[-1])
     figures = [
         step,
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
@@ -233,35 +283,42 @@ def progress(
         left,
         f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and is_live else "",
         # Last, because they are long: a narrow terminal cuts the end.
-        *(f"{name} {number(progress.metrics[name])} ({ARROWS[to]} is better)" for _, name, to in scores[:_MAX_SCORES]),
+        *(f"{name} {number(progress.metrics[name])} ({ARROWS[to]} is better)" for _, name, to in ranked[:_MAX_SCORES]),
     ]
+    return _joined(*figures)
+
+
+def _main_value(progress: Progress, ranked: Sequence[Score]) -> tuple[str, str]:
+    """The name and the value of the first score, such as `val_auc` and `0.9152 ↑`, or of the loss; else empty texts."""
+    if not ranked:
+        return ("loss", number(progress.loss)) if progress.loss is not None else ("", "")
+    split, name, better = ranked[0]
+    short = name.replace(split, _SPLITS[split], 1) if split in _SPLITS else name
+    return short, f"{number(progress.metrics[name])} {ARROWS[better]}"
+
+
+def _brief_figures(step: str, main: tuple[str, str], left: str, room: int) -> Iterator[str]:
+    """The figures of a list, from the most to the fewest.
+
+    The number of all steps goes first, because the remaining time tells as much. Of a job with a remaining time, the
+    main value follows, of another the step. The name of the value is shortened, but never the value.
+    """
+
+    def value(others: str = "") -> str:
+        name, shown = main
+        free = room - len(_joined(others, " ")) - len(shown)
+        return f"{cut(name, max(_LEAST_NAME_CHARS, free))} {shown}" if shown else ""
+
+    steps = tuple(dict.fromkeys((step, step.partition("/")[0])))
+    for one in steps:
+        yield _joined(one, value(_joined(one, left)), left)
+    if left:
+        yield from (_joined(one, left) for one in steps)
+    yield left or value() or steps[-1]
+
+
+def _joined(*figures: str) -> str:
     return ", ".join(filter(None, figures))
-
-
-_Score = tuple[Split, str, Literal["higher", "lower"]]
-"""The data of a score, its reported name, and the direction of better values."""
-
-
-def _scores(progress: Progress, declared: Sequence[MetricDocument]) -> list[_Score]:
-    """The evaluations, or without any the metrics of training that should rise."""
-    directed: list[_Score] = [
-        (split, name, one.direction)
-        for one in declared
-        if one.direction
-        for split, name in one.reported.items()
-        if name in progress.metrics
-    ]
-    evaluated = [one for one in directed if one[0] is not Split.TRAIN]
-    return sorted(evaluated, key=lambda one: one[2] != "higher") or [one for one in directed if one[2] == "higher"]
-
-
-def _brief_score(progress: Progress, score: _Score, room: int) -> str:
-    """Such as `val_auc 0.9152 ↑`. The name is shortened to what has room, but never the value."""
-    split, name, better = score
-    value = f"{number(progress.metrics[name])} {ARROWS[better]}"
-    if split in _SPLITS:
-        name = name.replace(split, _SPLITS[split], 1)
-    return f"{cut(name, max(_LEAST_NAME_CHARS, room - len(f' {value}')))} {value}"
 
 
 def list_room(terminal: Terminal, jobs: Sequence[JobOverview]) -> int | None:
@@ -271,10 +328,27 @@ def list_room(terminal: Terminal, jobs: Sequence[JobOverview]) -> int | None:
     return terminal.width - max(len(job.id) for job in jobs) - max(len(job.state) for job in jobs) - 2 * GAP
 
 
-def least_room(jobs: Sequence[JobOverview], metrics_of: MetricsOf, room: int | None) -> int:
-    """The characters for which a list in a terminal omits other columns: each step and score is whole."""
-    least = (progress(job.progress, metrics_of(job.workload), is_live=False, room=room) for job in jobs)
-    return max([_PROGRESS_CHARS, *map(len, least)])
+def list_progress(job: JobOverview, declared: Sequence[MetricDocument], room: int | None) -> str:
+    """The condition that a queued job waits for, the reason of a failed one, or the progress of another.
+
+    A list with little `room` omits the words that the state of a queued job says as well.
+    """
+    if job.waiting_for:
+        is_whole = room is None or len(job.waiting_for) <= room
+        return job.waiting_for if is_whole else job.waiting_for.removeprefix(_WAITING)
+    failure = " ".join((job.reason or "").split()) if job.state is JobState.FAILED else ""
+    most = room if room is None else min(room, _MAX_PROGRESS_CHARS)
+    return failure or progress(job.progress, declared, is_live=job.state.holds_slots, room=most)
+
+
+def least_room(jobs: Sequence[JobOverview], shown: Sequence[str]) -> int:
+    """The characters for which a list in a terminal omits other columns, from the texts of `list_progress`.
+
+    Each progress is whole, and so is each condition up to its details, unless it is long. Reasons of failures aren't:
+    they can have any length, and those jobs need no watching.
+    """
+    watched = (text for job, text in zip(jobs, shown, strict=True) if job.state is not JobState.FAILED)
+    return max([_PROGRESS_CHARS, *(min(len(text.partition(";")[0]), _MAX_PROGRESS_CHARS) for text in watched)])
 
 
 def goodput(document: JobDocument) -> str:

@@ -92,8 +92,9 @@ def _list(root: _Schema, form: _Schema, depth: int) -> str:
         return f"[{', '.join(_type(root, choices(root, item), depth) for item in fixed)}]"
     least, most = form.get("minItems"), form.get("maxItems")
     items = _type(root, choices(root, form.get("items", {})), depth)
-    size = f" of {least}" if least is not None and least == most else f" of at least {least}" if least else ""
-    return f"list{size} of {PLURALS.get(items, f'({items})' if ' ' in items else items)}"
+    size = f"{least or ''}" if least == most else f"{'one' if least == 1 else least} or more" if least else ""
+    plural = items if least == most == 1 else PLURALS.get(items, f"({items})" if " " in items else items)
+    return f"list of {size} {plural}" if size else f"list of {plural}"
 
 
 def _text(schema: _Schema) -> str:

@@ -11,7 +11,7 @@ from rolecall.cli.output import out, print_json, write_text
 from rolecall.kit.csv_schedules import MAX_BYTES, format_schedule, parse_schedule
 from rolecall.kit.divisors import nearest
 from rolecall.kit.orders import planned_order
-from rolecall.kit.pictures import CUT, schedule_svg, schedule_text
+from rolecall.kit.pictures import schedule_svg, schedule_text
 from rolecall.kit.pipelining import Task, bubble, makespan, timed
 from rolecall.kit.schedules import MAX_VIRTUAL, SCHEDULES, Schedule
 from rolecall.spec.errors import InputError
@@ -22,7 +22,15 @@ _MAX_RANKS, _MAX_MICRO_BATCHES = 64, 512
 _NAMES = ", ".join(SCHEDULES)
 _WIDEST = 10_000
 
-Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help=f"{_NAMES}, or a CSV file in torch's format.")]
+
+def _names(incomplete: str) -> list[str]:
+    return [name for name in SCHEDULES if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="SCHEDULE", help=f"{_NAMES}, or a CSV file in torch's format.", autocompletion=_names),
+]
 Ranks = Annotated[int | None, typer.Option("--ranks", min=2, max=_MAX_RANKS, help="Pipeline ranks; 4 by default.")]
 MicroBatches = Annotated[
     int | None, typer.Option("--micro-batches", min=1, max=_MAX_MICRO_BATCHES, help="Micro-batches; 8 by default.")
@@ -65,7 +73,7 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
         else _from_file(Path(name), ranks, micro_batches, virtual_stages)
     )
     planned, idle = timed(order), bubble(order)
-    facts = f"bubble {idle:.1%}, duration {makespan(order)} forward passes"
+    facts = f"bubble {idle:.1%}, duration {makespan(order):g} forward passes"
     if svg is not None:
         write_text(svg, schedule_svg(planned, title, facts))
     if csv is not None:
@@ -74,12 +82,12 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
         rows = [[{"task": str(one.task), "begin": one.begin, "end": one.end} for one in tasks] for tasks in planned]
         print_json({"schedule": title, "bubble": idle, "length": makespan(order), "ranks": rows})
         return
-    out.print(f"{title}: {facts}", markup=False)
+    out.print(f"{title}: {facts}", markup=False, soft_wrap=False)
     lines = schedule_text(planned, out.width if sys.stdout.isatty() else _WIDEST)
     for line in lines:
         out.print(line, markup=False)
-    if svg is None and any(line.endswith(CUT) for line in lines):
-        out.print("These lines are cut; --svg FILE writes the whole picture.", markup=False)
+    if svg is None and len(lines) > len(planned):
+        out.print("\n--svg FILE writes a picture with each rank in one row.", markup=False)
 
 
 def _built_in(rules: Schedule, ranks: int, micro_batches: int, virtual: int | None) -> tuple[list[list[Task]], str]:

@@ -1,12 +1,13 @@
 """`rolecall show`: show one job in detail."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
 from rich.markup import escape
 
-from rolecall.cli.events import print_event
+from rolecall.cli.events import print_event, print_heading
 from rolecall.cli.follow import follow, traceback_of
 from rolecall.cli.options import Follow, JobId, Json, Token, Url, connect
 from rolecall.cli.output import (
@@ -23,10 +24,12 @@ from rolecall.cli.output import (
 )
 from rolecall.cli.stored import print_checkpoints
 from rolecall.client import Client, UnknownName
+from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import leaves
 from rolecall.spec.folding import folded
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
+from rolecall.spec.metric import INDEX, index_in
 from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
@@ -36,7 +39,8 @@ _EVENTS, _CHECKPOINTS, _NAME_CHARS = 10, 3, 11
 def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Show a job: state, progress, scores, parameters, attempts with their workers, newest checkpoints and events.
 
-    Parameters with their default value are omitted. --json prints the job's document, which has all of them.
+    Parameters with their default value are omitted, and so are metrics that are no scores, which `rolecall metrics`
+    shows. --json prints the job's document, which has all of them.
     """
     with connect(url, token) as client:
         if follow_it:
@@ -45,35 +49,38 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
         if json:
             print_json(client.raw)
             return
-        params = _chosen(client, document)
+        workload = _workload(client, document)
         checkpoints, events = client.checkpoints(job), client.events(job)
-    _print_facts(document)
+    now = datetime.now(UTC)
+    _print_facts(document, workload.metrics if workload else (), now)
+    params = chosen_params(workload.params, document.params) if workload else dict(document.params)
     if chosen := list(leaves(params)) if params else []:
         out.print("\n[bold]params[/]")
         print_values([(escape(one_line(name)), escape(one_line(value))) for name, value in chosen], indent=2)
     _print_attempts(document)
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
-        print_checkpoints(checkpoints[:_CHECKPOINTS])
+        print_checkpoints(checkpoints[:_CHECKPOINTS], now)
     lines = folded(events)
     out.print(f"\n[bold]events[/]{_count(len(lines), _EVENTS, 'rolecall events', job)}")
+    print_heading()
     for event, others in lines[:_EVENTS][::-1]:
-        print_event(event, f"(and {others} before)" if others else "")
+        print_event(event, f"(and {others} like it before)" if others else "")
 
 
-def _chosen(client: Client, job: JobDocument) -> dict[str, Any]:
-    """The parameters that differ from their defaults; all if the workload is no longer installed."""
+def _workload(client: Client, job: JobDocument) -> WorkloadDocument | None:
+    """The job's workload; None if it is no longer installed, so that nothing is known about parameters and metrics."""
     try:
-        return chosen_params(client.workload(job.workload).params, job.params)
+        return client.workload(job.workload)
     except UnknownName:
-        return dict(job.params)
+        return None
 
 
 def _count(total: int, shown: int, command: str, job: str) -> str:
     return f" [dim](the last {shown} of {total}; all: {command} {escape(job)})[/]" if total > shown else ""
 
 
-def _print_facts(job: JobDocument) -> None:
+def _print_facts(job: JobDocument, declared: Sequence[MetricDocument], now: datetime) -> None:
     start = job.progress.start_s
     facts = {
         "job": f"{job.id} {escape(job.name)}".strip(),
@@ -83,9 +90,9 @@ def _print_facts(job: JobDocument) -> None:
         "state": state(job),
         "reason": escape(job.reason or ""),
         "waits": escape(job.waiting_for or ""),
-        "submitted": f"{age(job.created_at)} ago",
+        "submitted": f"{age(job.created_at, now)} ago",
         "progress": progress(job.progress, is_live=job.state.holds_slots),
-        "scores": _named(job.progress.metrics),
+        "scores": _named(_scores(job.progress.metrics, declared)),
         "goodput": escape(goodput(job)),
         "steps": step_times(job.progress),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
@@ -95,6 +102,12 @@ def _print_facts(job: JobDocument) -> None:
         "result": _named(job.result or {}),
     }
     print_values([(f"[bold]{name}[/]", fact) for name, fact in facts.items() if fact], name_width=_NAME_CHARS)
+
+
+def _scores(reported: Mapping[str, float], declared: Sequence[MetricDocument]) -> dict[str, float]:
+    """The reported metrics that have a direction or no declaration, without those of parts, such as micro-batches."""
+    others = [name for one in declared if one.direction is None or INDEX in one.name for name in one.reported.values()]
+    return {name: value for name, value in reported.items() if all(index_in(name, other) is None for other in others)}
 
 
 def _named(values: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """`rolecall artifacts` and `rolecall checkpoints`: list and download what a job has stored."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -67,17 +68,17 @@ def checkpoints(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(raw)
             return
-        print_checkpoints(found, "" if found else none_of("checkpoints", client.job(job)))
+        print_checkpoints(found, datetime.now(UTC), "" if found else none_of("checkpoints", client.job(job)))
 
 
-def print_checkpoints(found: list[Checkpoint], empty: str = "") -> None:
+def print_checkpoints(found: list[Checkpoint], now: datetime, empty: str = "") -> None:
     rows = [
         (
             str(one.manifest.step),
             str(one.manifest.attempt),
             str(len(one.manifest.parts)),
             size(sum(part.size for part in one.manifest.parts)),
-            f"{age(one.created_at)} ago",
+            f"{age(one.created_at, now)} ago",
             "yes" if one.manifest.keep else "",
         )
         for one in found

@@ -19,6 +19,7 @@ from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
 from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_table, write_text
 from rolecall.cli.variants import (
+    SAMPLES_PER_S,
     Direction,
     Spread,
     Variant,
@@ -38,7 +39,6 @@ from rolecall.spec.job import JobDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.state import JobState
 
-SAMPLES_PER_S = "samples_per_s"
 _COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
 _VALUE_CHARS, _REASON_CHARS = 16, 24
 Set = Annotated[
@@ -77,8 +77,8 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
 
     A job that fails is shown with its reason, and the sweep continues. A job that the master refuses ends the sweep.
     Ctrl-C cancels the running job. A job continues if the master stops answering, which ends the sweep after two
-    minutes. In each case, the results so far are printed. If the workload declares whether higher (↑) or lower (↓)
-    values of --metric are better, the table marks the best one.
+    minutes. In each case, the results so far are printed. If --metric is a speed, or the workload declares whether
+    higher (↑) or lower (↓) values are better, the table marks the best one.
     """
     settings = [parse_setting(text) for text in sets]
     planned = variants(parse_job(file, read_job(file)), settings)

@@ -8,7 +8,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect, parse_duration
-from rolecall.cli.output import age, err, out, print_json, print_table
+from rolecall.cli.output import age, err, local_time, out, print_json, print_table, time_heading
 from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 from rolecall.spec.bounds import MAX_PRIORITY
 from rolecall.spec.numbers import size
@@ -67,7 +67,7 @@ def create(  # noqa: PLR0917 - the command line is the signature
     limits = _limits_given(
         max_queued=max_queued, max_slots=max_slots, max_stored_bytes=max_stored_bytes, max_priority=max_priority
     )
-    given = _changes(scopes, limits, expires_in)
+    given = _changes(scopes, limits, expires_in, datetime.now(UTC))
     with connect(url, token) as client:
         made = client.create_token({"name": name} | given)
         print_json(client.raw) if json else _print_secret(made)
@@ -81,8 +81,9 @@ def show(json: Json = False, url: Url = None, token: Token = None) -> None:
         if json:
             print_json(client.raw)
             return
-    headings = ("NAME", "SCOPES", "SECRETS", "LIMITS", "EXPIRES", "LAST USED")
-    print_table(headings, [_row(one) for one in found], empty="no tokens")
+    now = datetime.now(UTC)
+    headings = ("NAME", "SCOPES", "SECRETS", "LIMITS", time_heading("EXPIRES", out), "LAST USED")
+    print_table(headings, [_row(one, now) for one in found], empty="no tokens")
 
 
 @tokens.command("update")
@@ -102,7 +103,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
     limits = _limits_given(
         max_queued=max_queued, max_slots=max_slots, max_stored_bytes=max_stored_bytes, max_priority=max_priority
     )
-    changes = _changes(scopes, limits, expires_in)
+    changes = _changes(scopes, limits, expires_in, datetime.now(UTC))
     if not changes:
         raise typer.BadParameter("specify at least one change", param_hint="--scope, --max-…, --expires-in")
     with connect(url, token) as client:
@@ -132,12 +133,14 @@ def _limits_given(**texts: str | None) -> dict[str, int | None]:
     return {field: _limit(field, text) for field, text in texts.items() if text is not None}
 
 
-def _changes(scopes: list[Scope] | None, limits: dict[str, int | None], expires: str | None) -> dict[str, Any]:
+def _changes(
+    scopes: list[Scope] | None, limits: dict[str, int | None], expires: str | None, now: datetime
+) -> dict[str, Any]:
     changes: dict[str, Any] = dict(limits)
     if scopes:
         changes["scopes"] = [scope.value for scope in scopes]
     if expires is not None:
-        until = None if expires == "none" else datetime.now(UTC) + parse_duration(expires, "--expires-in")
+        until = None if expires == "none" else now + parse_duration(expires, "--expires-in")
         changes["expires_at"] = until and until.isoformat()
     return changes
 
@@ -145,7 +148,7 @@ def _changes(scopes: list[Scope] | None, limits: dict[str, int | None], expires:
 def _limit(field: str, text: str) -> int | None:
     if text == "none":
         return None
-    kind, what = _VALUES.get(field, (_COUNT, "a number"))
+    kind, what = _VALUES.get(field, (_COUNT, "an integer from 0"))
     try:
         return int(kind.validate_python(text))
     except ValidationError:
@@ -158,10 +161,10 @@ def _print_secret(made: TokenSecret) -> None:
     print(made.secret)
 
 
-def _row(token: TokenDocument) -> tuple[str, ...]:
+def _row(token: TokenDocument, now: datetime) -> tuple[str, ...]:
     name = f"{token.name} (built in)" if token.built_in else token.name
-    expires = f"{token.expires_at:%Y-%m-%d %H:%M}" if token.expires_at else "never"
-    used = f"{age(token.last_used_at)} ago" if token.last_used_at else "never"
+    expires = local_time(token.expires_at, out, "%Y-%m-%d %H:%M") if token.expires_at else "never"
+    used = f"{age(token.last_used_at, now)} ago" if token.last_used_at else "never"
     return escape(name), ", ".join(token.scopes), str(token.secrets), _limits(token), expires, used
 
 

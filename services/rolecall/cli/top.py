@@ -1,6 +1,7 @@
 """`rolecall top`: nodes, slots and jobs, live."""
 
 import time
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -18,11 +19,11 @@ from rolecall.cli.output import (
     Terminal,
     age,
     least_room,
+    list_progress,
     list_room,
     make_table,
     out,
     print_json,
-    progress,
     state,
 )
 from rolecall.client import Client
@@ -38,7 +39,11 @@ Interval = Annotated[float, typer.Option("--interval", min=0.5, max=3600, help="
 
 
 def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show the nodes with their workers, and the jobs that run or wait, until Ctrl-C."""
+    """Show the nodes with their workers, and the jobs that run or wait, until Ctrl-C.
+
+    The compute slots are those of trainers, stages and observers, which keep a core or a GPU busy. Nodes of the roles
+    master and parameter-server have more slots, because their workers mostly wait for calls.
+    """
     with connect(url, token) as client:
         if json:
             print_json(_documents(client))
@@ -61,11 +66,11 @@ def _documents(client: Client) -> dict[str, object]:
 
 
 def _view(client: Client, metrics_of: MetricsOf) -> RenderableType:
-    return view(out, client.nodes(), client.jobs(_MAX_JOBS, state=_OPEN), metrics_of)
+    return view(out, client.nodes(), client.jobs(_MAX_JOBS, state=_OPEN), metrics_of, datetime.now(UTC))
 
 
 def view(
-    terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview], metrics_of: MetricsOf
+    terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview], metrics_of: MetricsOf, now: datetime
 ) -> RenderableType:
     """The nodes with their workers, and the jobs that have not ended, oldest first in each state."""
     alive = [node for node in nodes if node.alive]
@@ -74,7 +79,7 @@ def view(
     queued = sum(job.state is JobState.QUEUED for job in jobs)
     holding = sum(job.state.holds_slots for job in jobs)
     title = (
-        f"nodes: {len(alive)} of {len(nodes)} alive   slots: {used} of {slots} in use   "
+        f"nodes: {len(alive)} of {len(nodes)} alive   compute slots: {used} of {slots} in use   "
         f"jobs: {holding} running, {queued} queued"
     )
     order = {state: place for place, state in enumerate((JobState.RUNNING, JobState.STOPPING, JobState.PLACED))}
@@ -84,7 +89,7 @@ def view(
         "",
         _node_table(terminal, nodes) if nodes else "no node has registered",
         "",
-        _job_table(terminal, jobs, metrics_of) if jobs else "no job runs or waits",
+        _job_table(terminal, jobs, metrics_of, now) if jobs else "no job runs or waits",
     )
 
 
@@ -101,15 +106,18 @@ def _node_table(terminal: Terminal, nodes: list[NodeDocument]) -> Table:
     return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows, terminal)
 
 
-def _job_table(terminal: Terminal, jobs: list[JobOverview], metrics_of: MetricsOf) -> Table:
-    rows: list[tuple[str, ...]] = []
+def _job_table(terminal: Terminal, jobs: list[JobOverview], metrics_of: MetricsOf, now: datetime) -> Table:
     room = list_room(terminal, jobs)
-    for job in jobs:
-        name = cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name
-        metrics = metrics_of(job.workload)
-        done = progress(job.progress, metrics, is_live=job.state.holds_slots, room=room)
-        rows.append((escape(job.id), escape(name), state(job), age(job.created_at), escape(job.waiting_for or done)))
+    shown = [list_progress(job, metrics_of(job.workload), room) for job in jobs]
+    rows = [
+        (
+            escape(job.id),
+            escape(cut(job.name, NAME_CHARS) if terminal.is_bounded else job.name),
+            state(job),
+            age(job.created_at, now),
+            escape(text),
+        )
+        for job, text in zip(jobs, shown, strict=True)
+    ]
     headings = ("JOB", "NAME", "STATE", "AGE", "PROGRESS")
-    return make_table(
-        headings, rows, terminal, drop=("NAME", "AGE"), shorten={"PROGRESS": least_room(jobs, metrics_of, room)}
-    )
+    return make_table(headings, rows, terminal, drop=("NAME", "AGE"), shorten={"PROGRESS": least_room(jobs, shown)})

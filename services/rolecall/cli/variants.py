@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, Literal, TypeGuard
 
 from rolecall.cli.exits import CommandError, Exit
@@ -27,6 +28,10 @@ Setting = tuple[str, tuple[Any, ...]]
 """A path in the job, and the values to compare."""
 Direction = Literal["higher", "lower"]
 """The direction of better values."""
+SAMPLES_PER_S = "samples_per_s"
+"""The speed that the kit measures for every workload."""
+_MEASURED: Mapping[str, Direction] = MappingProxyType({SAMPLES_PER_S: "higher", _START: "lower"})
+"""Rates and times that Rolecall measures. No workload declares them, which would make them scores of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,14 @@ def check_metric(metric: str, workload: WorkloadDocument) -> None:
 
 
 def direction(declared: Iterable[MetricDocument], metric: str) -> Direction | None:
-    """The direction in which values of a reported metric are better; None if the workloads declare none, or several."""
+    """The direction in which values of a reported metric are better: the declared one, or for rates and times that
+    Rolecall measures, its own. None if the workloads declare several, or if there is none.
+    """
     found: set[Direction | None] = {
         one.direction for one in declared if any(index_in(metric, name) is not None for name in one.reported.values())
     }
+    if not found - {None}:
+        return _MEASURED.get(metric)
     return found.pop() if len(found) == 1 else None
 
 

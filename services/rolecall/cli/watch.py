@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
+from rolecall.cli.completion import declared_names
 from rolecall.cli.curve import plot
 from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
@@ -20,6 +21,7 @@ from rolecall.client import Client
 from rolecall.client.plot import metric_names, table
 from rolecall.spec.api import RETENTION, Event, MetricDocument
 from rolecall.spec.job import JobDocument
+from rolecall.spec.metric import by_importance
 from rolecall.spec.numbers import number
 from rolecall.spec.visible import one_line
 
@@ -30,7 +32,12 @@ _FURNITURE = 5
 """The lines around the curves."""
 Names = Annotated[
     list[str] | None,
-    typer.Option("--metric", metavar="NAME", help="Draw this metric; can be repeated. By default loss and scores."),
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="Draw this metric; can be repeated. By default loss and scores.",
+        autocompletion=declared_names,
+    ),
 ]
 
 
@@ -97,25 +104,30 @@ def picture(
 def drawn_metrics(
     rows: Sequence[dict[str, Any]], names: Sequence[str], declared: Sequence[MetricDocument]
 ) -> list[str]:
-    """The reported metrics to draw: those of `names`, or by default those with a direction: the loss, then what should
-    rise, then what should fall. Without declarations of a direction, the first ones that are reported.
+    """The reported metrics to draw: those of `names`, or by default the most important ones.
+
+    Without declarations of a direction, these are the first ones that are reported.
     """
     known = metric_names(rows)
     if names:
         # A score appears later than the loss.
         return [name for name in names if name in known] or (chosen_metrics(rows, names) if rows else [])
-    directed = {name: one.direction for one in declared for name in one.reported.values() if one.direction}
-    chosen = [name for name in directed if name in known]
-    chosen.sort(key=lambda name: (name != "loss", directed[name] != "higher"))
+    chosen = [name for name in by_importance(declared) if name in known]
     return (chosen or known)[:_MAX_CURVES]
 
 
 def _curves(terminal: Terminal, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[RenderableType]:
-    """The curve of each metric, as its first worker reports it."""
+    """The curve of each metric, as its first worker reports it. A single value is a line, which leaves its room."""
     found = {name: (worker, points) for name, worker, points in reversed(lines(rows, names))}
-    height = (terminal.height - _FURNITURE) // max(1, len(found)) - 2
+    single = sum(len(points) == 1 for _, points in found.values())
+    height = (terminal.height - _FURNITURE - single) // max(1, len(found) - single) - 2
     for name in names:
         worker, points = found[name]
-        title = Text(f"{one_line(name)} of {worker}: {number(points[-1][1])}", style="bold")
+        step, value = points[-1]
+        newest = f"{one_line(name)} of {worker}: {number(value)}"
+        if len(points) == 1:
+            yield Text(f"{newest} at step {step:g}", style="bold")
+            continue
+        title = Text(newest, style="bold")
         drawn = plot(points, terminal.width, max(_MIN_HEIGHT, min(_MAX_HEIGHT, height)))
         yield Group(title, *(Text(line, no_wrap=True, overflow="crop") for line in drawn))

@@ -58,7 +58,7 @@ def workloads(  # noqa: PLR0917 - the command line is the signature
 
 
 def _describe(workload: WorkloadDocument) -> None:
-    out.print(f"[bold]{escape(workload.name)}[/]: {escape(workload.summary)}\n")
+    out.print(f"[bold]{escape(workload.name)}[/]: {escape(workload.summary)}\n", soft_wrap=False)
     limits = [(role, str(c.default), str(c.least), str(c.most)) for role, c in workload.roles.items()]
     print_table(("ROLE", "DEFAULT", "LEAST", "MOST"), limits)
     tree = Tree("\n[bold]params[/]", guide_style="dim")

@@ -22,6 +22,33 @@ _PLAIN = {
 """The texts that are not strings, in order of precedence."""
 
 
+_PROBLEMS = {
+    "mapping values are not allowed here": "a colon is not valid here; indent names of one level alike, and write text "
+    "with a colon and a space in quotes",
+    r"expected ',' or '\]'": "the list{since} needs a comma or its closing ] here",
+    r"expected ',' or '\}'": "the mapping{since} needs a comma or its closing }} here",
+    "found unexpected end of stream": "the text in quotes{since} has no closing quote",
+    "found undefined alias '(.*)'": "*{0} is not defined; write text that begins with * in quotes",
+    "found unknown escape character '(.*)'": "\\{0} is not valid in double quotes; write \\\\{0}, or use single quotes",
+    r"found character '\\t'": "a tab can't indent a line; use spaces",
+    "found character '(.*)' that cannot": "text can't begin with {0}; write it in quotes",
+    "could not determine a constructor for the tag '(.*)'": "the tag {0} is not valid; remove it, or write text that "
+    "begins with ! in quotes",
+    "but found another document": "a second document begins here; write one job in each file",
+    "expected <block end>": "the indentation of this line fits neither the lines above nor those around them",
+    "could not find expected ':'": "the line{since} has no colon; write NAME: VALUE",
+    "expected the node content, but found '<stream end>'": "it ends too early; add what is missing",
+    "expected the node content, but found '<": "a value is missing here",
+    "expected the node content, but found '(.*)'": "a value is missing before {0}; write text that begins with it in "
+    "quotes",
+    "sequence entries are not allowed here": "an entry of a list can't begin here; begin it in a line of its own",
+    "second occurrence": "the anchor is given twice; rename one of both",
+    "expected '<document start>'": "a directive can't begin here; write text that begins with % in quotes",
+    "found unconstructable recursive node": "a value contains itself; remove the alias in it",
+}
+"""Messages of PyYAML, and the words for its users."""
+
+
 class _Loader(yaml.SafeLoader):
     """Gives plain scalars the types of YAML 1.2's core schema."""
 
@@ -38,7 +65,8 @@ class _Loader(yaml.SafeLoader):
         names = set[str]()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
-                raise _error(f"the name {getattr(key, 'value', '')!r} must be text; write it in quotes", key)
+                name = f" {key.value!r}" if isinstance(key, yaml.ScalarNode) else ""
+                raise _error(f"the name{name} must be text; write it in quotes", key)
             if key.value in names:
                 raise _error(f"{key.value!r} is given twice", key)
             names.add(key.value)
@@ -52,11 +80,29 @@ def load_yaml(text: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InputError(where + ": ".join(filter(None, (error.context, error.problem)))) from None
+        raise InputError(where + _in_words(error)) from None
+    except yaml.reader.ReaderError as error:
+        raise InputError(_unreadable(error)) from None
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(" ".join(str(error).split())) from None
     except RecursionError:
         raise InputError("it is nested too deeply") from None
+
+
+def _in_words(error: yaml.MarkedYAMLError) -> str:
+    """The mistake and its remedy, instead of the state of the parser."""
+    problem, begin = error.problem or error.context or "it is not valid", error.context_mark
+    since = f" that begins in line {begin.line + 1}" if begin else ""
+    for pattern, words in _PROBLEMS.items():
+        if found := re.match(pattern, problem):
+            return words.format(*found.groups(), since=since)
+    return " ".join(problem.split())
+
+
+def _unreadable(error: yaml.reader.ReaderError) -> str:
+    if error.encoding != "unicode":
+        return "it is not UTF-8 text; save it as UTF-8"
+    return f"it has the character U+{int(error.character):04X}, which is not valid; remove it"
 
 
 def _error(message: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
@@ -76,7 +122,10 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(str(loader.construct_scalar(node)))
+    try:
+        return int(str(loader.construct_scalar(node)))
+    except ValueError:
+        raise _error(f"{node.value:.40} is not an integer, or too long", node) from None
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)

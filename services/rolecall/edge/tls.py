@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.trust import SYSTEM, Trust
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.settings.worker import read_worker
 from rolecall.spec.errors import InputError
 from rolecall.untrusted_files import delete_tree, give_access, open_regular, walk
@@ -94,22 +94,22 @@ def require_space(folder: Path, size: int) -> None:
         )
 
 
-def evict(cache: Path, max_bytes: int) -> int:
+def evict(cache: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> int:
     """Delete the least recently used unlocked entries of an owner's `cache`, down to `max_bytes`; 0 means no limit.
 
     Returns the number of bytes freed. Raises no `OSError`, because a job can write in the cache, and the eviction is
     part of other jobs.
     """
-    return _evict(cache, [cache], max_bytes)
+    return _evict(cache, [cache], max_bytes, clock())
 
 
-def evict_all(caches: Path, max_bytes: int) -> int:
+def evict_all(caches: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> int:
     """Do the same for the caches of all owners of a node together.
 
     The owner with the most bytes loses entries first, and no owner loses any below an equal share of `max_bytes`.
     Otherwise, an owner could displace the entries of all others, for example by entries that stay in use.
     """
-    return _evict(caches, [folder for folder in caches.glob("*") if not folder.is_symlink()], max_bytes)
+    return _evict(caches, [folder for folder in caches.glob("*") if not folder.is_symlink()], max_bytes, clock())
 
 
 def delete_shared_cache(cache: Path) -> None:
@@ -123,7 +123,7 @@ def delete_shared_cache(cache: Path) -> None:
                 _delete_unused(lock)
 
 
-def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
+def _evict(place: Path, owners: list[Path], max_bytes: int, now: float) -> int:
     if not max_bytes:
         return 0
     failures: list[OSError] = []
@@ -131,7 +131,7 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
     counted = set[tuple[int, int]]()
     for owner in owners:
         try:
-            entries[owner] = deque(sorted(_entries(owner, counted), key=lambda entry: entry.used_at))
+            entries[owner] = deque(sorted(_entries(owner, counted, now), key=lambda entry: entry.used_at))
         except OSError as error:
             failures.append(error)
     held = {owner: sum(entry.size for entry in found) for owner, found in entries.items()}
@@ -158,14 +158,14 @@ def _evict(place: Path, owners: list[Path], max_bytes: int) -> int:
     return evicted
 
 
-def _entries(cache: Path, counted: set[tuple[int, int]]) -> Iterator[Entry]:
+def _entries(cache: Path, counted: set[tuple[int, int]], now: float) -> Iterator[Entry]:
     """All entries of an owner. Follows no links that a job may have created: the evicting node is not sandboxed.
 
     An entry without a lock file, which a job has deleted or never made, counts as used when it last changed; its
     eviction makes the lock. What is not made by `build_once` counts alike, because it fills the disk as well. A file
-    with several links counts once: `counted` has the devices and inodes of the files so far.
+    with several links counts once: `counted` has the devices and inodes of the files so far. A job can set any time of
+    use, so a time after `now` counts as `now`.
     """
-    now = time.time()  # A job can set any time of use, also one to come.
     give_access(cache)
     folders = [folder for folder in cache.glob("*") if folder.is_dir() and not folder.is_symlink()]
     for folder in folders:

@@ -6,7 +6,7 @@ The colors follow the reader's light or dark mode.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from rolecall.kit.pipelining import Kind
 from rolecall.spec.timeline import Span
@@ -63,8 +63,14 @@ def _colors(*, dark: bool) -> str:
 STYLE = f"{_colors(dark=False)}@media(prefers-color-scheme:dark){{{_colors(dark=True)}}}"
 """The style of every picture. It is constant, so that a content security policy can allow it by its digest."""
 
-LegendEntry = tuple[Sequence[str], str]
-"""Classes of bars, and what they mean."""
+
+class LegendEntry(NamedTuple):
+    """Classes of bars and their meaning, or the heading of the entries that follow."""
+
+    classes: Sequence[str]
+    meaning: str
+    starts_group: bool = False
+    """True if the entry has nothing to do with the heading before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +119,21 @@ class Coloring:
         """The meaning of the colors of bars of the classes `used`."""
         passes = [kind for kind in _KINDS if kind in PASSES and any(name in used for name in _classes(kind))]
         for kind in passes:
-            yield [name for name in _classes(kind) if name in used], _KINDS[kind][0]
+            yield LegendEntry([name for name in _classes(kind) if name in used], _KINDS[kind][0])
         for place in range(min(len(_KINDS["F"][1]), 1 + max(self.stages.values(), default=-1))):
             those = sorted(stage for stage, its in self.stages.items() if its % len(_KINDS["F"][1]) == place)
-            yield [_class(kind, place) for kind in passes], f"stages {_ranges(those)}"
+            yield LegendEntry([_class(kind, place) for kind in passes], f"stages {_ranges(those)}")
         for category, (meaning, _) in _KINDS.items():
             names = defaultdict[int, list[str]](list)
             for (its, name), place in sorted(self.phases.items()):
                 if its == category:
                     names[place].append(name)
             if len(names) > 1:
-                yield [], f"{meaning}:"
+                yield LegendEntry([], f"{meaning}:", starts_group=True)
                 for place, those in sorted(names.items()):
-                    yield [_class(category, place)], those[0] if len(those) == 1 else "others"
+                    yield LegendEntry([_class(category, place)], those[0] if len(those) == 1 else "others")
             elif names:
-                yield [_class(category, 0)], meaning
+                yield LegendEntry([_class(category, 0)], meaning, starts_group=True)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

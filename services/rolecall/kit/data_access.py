@@ -98,14 +98,17 @@ class DataAccess:
             )
         return None
 
-    def resolve(self, path: str) -> str:
-        """The real path of a local `path`, which need not exist; raises `InputError` unless it is in a data root."""
+    def resolve(self, path: str, *, given: str | None = None) -> str:
+        """The real path of a local `path`, which need not exist; raises `InputError` unless it is in a data root.
+
+        The error names `given`, if it is set, such as the pattern that matches a path that its user may not know.
+        """
         try:
             real = os.path.realpath(path)
         except (OSError, ValueError) as error:
             raise InputError(f"{path!r} can't be resolved: {error}") from error
         if not self.real.allows(real):
-            raise self._outside_error(path)
+            raise self._outside_error(given or path)
         return real
 
     def open(self, path: str) -> BinaryIO:

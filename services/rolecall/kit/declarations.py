@@ -1,6 +1,20 @@
-"""Declarations of metrics that the kit's loops and scores report. Torch-free."""
+"""Declarations of metrics that the kit's loops and scores report, and of values of a worker. Torch-free."""
 
-from rolecall.spec.metric import EVALUATED, Metric
+from rolecall.spec.metric import ENV_STEPS, EVALUATED, IN_FLIGHT, POLICY_LAG, Metric
+
+__all__ = [
+    "ACCURACY",
+    "BUBBLE",
+    "CLASSIFIER",
+    "ENV_STEPS",
+    "EVALUATED_LOSS",
+    "IN_FLIGHT",
+    "LOSS",
+    "PERPLEXITY",
+    "POLICY_LAG",
+    "RESULT",
+    "TRAINING",
+]
 
 LOSS = Metric("loss", "Mean loss of a step.", direction="lower")
 RESULT = (

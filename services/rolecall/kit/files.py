@@ -1,3 +1,4 @@
+# pyright: standard
 """A job's input files: local files in data roots, and fsspec URLs that the operator allows. Torch-free."""
 
 import gzip
@@ -80,7 +81,7 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
         names = sorted(filesystem.glob(bare)) if _is_glob(bare) else [bare]
         if plain is not None:
             for name in names:
-                access.resolve(name)
+                access.resolve(name, given=path)
         found = [(name, filesystem.info(name)) for name in names]
     except FileNotFoundError:
         start = start_of(path, ", which resolves relative paths against {}")
@@ -96,7 +97,11 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
         if info["type"] == "file"
     ]
     if not files:
-        kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, for example by folder/*"
+        kind = "is not a regular file"
+        if _is_glob(bare):
+            kind = "matches no file"
+        elif any(info["type"] == "directory" for _, info in found):
+            kind = "is a folder; name its files, for example by folder/*"
         raise InputError(f"{one_line(path)} {kind}")
     return files
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """A module's parameters as one vector, which an optimizer updates in one pass.
 
 Only for optimizers whose update is elementwise. Checkpoints don't depend on it: they have each parameter's state.

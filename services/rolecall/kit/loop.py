@@ -13,9 +13,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from rolecall.edge.logs import about
 from rolecall.kit.job_loop import JobLoop
 from rolecall.kit.params import TrainingParams
+from rolecall.logs import about
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
@@ -139,7 +139,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
                 torch.cuda.synchronize(self.context.device)  # It can be steps behind, which would be too high a rate.
             seconds = self._clock() - epoch_began
             scores = self._finish_epoch()
-            self._log_epoch((self.position.samples - epoch_first) / max(seconds, 1e-9), scores)
+            self._log_epoch(self.position.samples - epoch_first, seconds, scores)
             epoch, stale = self.position.epoch, self.position.stale_epochs
             is_early = epoch < self.params.epochs and not self._out_of_steps()
             if self._is_stale() and is_early and self.context.role_rank == 0:
@@ -194,6 +194,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return True
 
     def _run_step(self, batch: Batch) -> None:
+        """Train on a batch, report the step, and write a checkpoint if one is due."""
         samples = self.samples(batch)
         if (loss := self.train_step(batch)) is not None:
             self._last_loss = loss
@@ -240,15 +241,17 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         self._checkpoint_pending = False
         return metrics or {}
 
-    def _log_epoch(self, samples_per_s: float, scores: Mapping[str, float]) -> None:
+    def _log_epoch(self, samples: int, seconds: float, scores: Mapping[str, float]) -> None:
         if self._take_log_turn(is_last=self._finished()):
             # To read the loss waits for its device, so it is done only for a line. An attempt that resumes from the
-            # last step of an epoch has none yet.
+            # last step of an epoch has neither a loss nor a rate yet.
             losses = {} if self._last_loss is None else {"loss": float(self._last_loss)}
-            figures = "".join(f"{name} {value:.4g}, " for name, value in (losses | dict(scores)).items())
-            text = "epoch %d of %d ended: %s%s samples/s"
-            number, rate = self.position.epoch, f"{samples_per_s:,.0f}"
-            _LOG.info(text, number, self.params.epochs, figures, rate, extra=about("epoch_ended"))
+            figures = [f"{name} {value:.4g}" for name, value in (losses | dict(scores)).items()]
+            if samples and seconds:
+                figures.append(f"{samples / seconds:,.0f} samples/s")
+            text = "epoch %d of %d ended: %s"
+            number, shown = self.position.epoch, ", ".join(figures) or "no scores"
+            _LOG.info(text, number, self.params.epochs, shown, extra=about("epoch_ended"))
 
     def _update_best(self, metrics: dict[str, float]) -> bool:
         """With early stopping, update the best value in the position. Returns whether it improved."""

@@ -1,3 +1,4 @@
+# pyright: standard
 """Measures each pipeline rank's compute, wait and idle time, for every computation of the schedule."""
 
 import time
@@ -5,13 +6,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rolecall.kit.grid import Grid
-from rolecall.kit.pipelining import Kind
+from rolecall.kit.pipelining import COSTS, Kind, PassTimes
 from rolecall.runtime.timeline import Timeline
 
 P = ParamSpec("P")
@@ -133,7 +135,8 @@ class _Call(NamedTuple):
 class Meter:
     """Records for each step its duration, its compute time, and the span from first to last computation, in seconds.
 
-    With a `timeline`, it also records each computation there, and the waits around them.
+    `passes` has the computations of all steps but the first, which also sets up connections. With a `timeline`, the
+    meter records each computation there, too, and the waits around them.
     """
 
     def __init__(self, clock: Stopwatch[Any], timeline: Timeline | None = None) -> None:
@@ -141,6 +144,7 @@ class Meter:
         self._timeline = timeline
         self._calls: list[_Call] = []
         self.durations, self.compute_times, self.spans = array("d"), array("d"), array("d")
+        self.passes = PassTimes()
 
     def watch(self, stage: Any) -> None:
         """Measure the computations of a torch pipeline stage from now on."""
@@ -179,8 +183,13 @@ class Meter:
         yield
         between, end = self._clock.between, self._clock.now()
         self.durations.append(between(begin, end))
-        self.compute_times.append(sum(between(call.begin, call.end) for call in self._calls))
+        times = [between(call.begin, call.end) for call in self._calls]
+        self.compute_times.append(sum(times))
         self.spans.append(between(self._calls[0].begin, self._calls[-1].end))
+        if len(self.durations) > 1:
+            for call, seconds in zip(self._calls, times, strict=True):
+                if call.stage is not None:
+                    self.passes.add(call.stage, call.name, seconds)
         if self._timeline is not None:
             self._record(self._timeline, begin, end)
 
@@ -225,3 +234,19 @@ def stage_times(meter: Meter, grid: Grid, first: int = 0) -> dict[str, float]:
     times = {f"stage_{rank}_{kind}_s": row[i] for rank, row in enumerate(rows) for i, kind in enumerate(kinds)}
     total = sum(map(sum, rows))
     return times | ({"bubble_measured": 1 - sum(row[0] for row in rows) / total} if total else {})
+
+
+def all_passes(meter: Meter, grid: Grid, stages: int) -> PassTimes:
+    """The passes that all workers have measured through the `stages` of the model. A collective of all workers."""
+    kinds, own, found = list(COSTS), meter.passes, PassTimes()
+    table = torch.zeros(2, stages, len(kinds), dtype=torch.float64)
+    for (stage, kind), seconds in own.seconds.items():
+        table[:, stage, kinds.index(kind)] = table.new_tensor([seconds, own.counts[stage, kind]])
+    table = table.to(grid.device)
+    dist.all_reduce(table)
+    sums: list[list[list[float]]] = table.tolist()
+    for stage, kind in product(range(stages), kinds):
+        seconds, count = (one[stage][kinds.index(kind)] for one in sums)
+        if count:
+            found.seconds[stage, kind], found.counts[stage, kind] = seconds, int(count)
+    return found

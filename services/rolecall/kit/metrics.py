@@ -1,3 +1,4 @@
+# pyright: standard
 """Metrics of classifiers and regressions on a split, by torchmetrics."""
 
 from collections.abc import Callable, Iterable, Sequence

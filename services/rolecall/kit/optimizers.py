@@ -1,3 +1,4 @@
+# pyright: standard
 """Torch optimizers for the `optimizer` parameters, and operations on gradients."""
 
 import mmap

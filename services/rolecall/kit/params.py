@@ -6,7 +6,6 @@ bits. They are far above what a cluster of thousands of GPUs needs, and are no r
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -69,7 +68,7 @@ DataPath = Annotated[_AnyPath, AfterValidator(data_access.DataPath)]
 """A path or URL of input data; Linux does not support longer paths."""
 Paths = Annotated[
     list[DataPath],
-    Field(min_length=1, max_length=50_000, fail_fast=True),
+    Field(min_length=1, max_length=50_000),
     BeforeValidator(
         to_list, json_schema_input_type=_AnyPath | Annotated[list[_AnyPath], Field(min_length=1, max_length=50_000)]
     ),
@@ -224,5 +223,6 @@ def check_precision(precision: Precision) -> None:
     """
     if precision == "bfloat16":
         # The master imports this file, which therefore must not import torch.
-        kit = import_module("rolecall.kit.precision")
-        kit.require_precision(precision, kit.worker_device())
+        from rolecall.kit.precision import require_precision, worker_device  # noqa: PLC0415
+
+        require_precision(precision, worker_device())

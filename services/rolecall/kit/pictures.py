@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from html import escape
 
 from rolecall.kit.coloring import PALE, PASSES, STYLE, Coloring, LegendEntry
@@ -19,7 +20,7 @@ from rolecall.spec.timeline import Span
 from rolecall.spec.visible import cut
 
 _LEFT, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 1060, 26, 6, 40
-_LEGEND_ROW, _LEGEND_CHARS = 18, 40
+_LEGEND_ROW, _LEGEND_CHARS, _LEGEND_GAP = 18, 40, 22
 _HEADING = 24
 _CHAR = 6.2
 """The average width of a character in 11 pixels."""
@@ -31,8 +32,8 @@ _MAX_BARS, _MAX_ROWS = 40_000, 256
 _LEAST_LENGTH = 1e-9
 """The axis of a shorter panel, as of an empty one, has the length 1: a job can report any times."""
 _TICKS = 8
-CUT = "…"
-"""The end of a line of text that is cut."""
+_ROUNDING_S = 1e-6
+"""A span that begins so shortly before the end of another one follows it: sums of times are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def pipeline_svg(step: PipelineStep, title: str) -> str:
     length = max(span.begin_s + span.seconds for row in moved for span in row)
     passes = makespan([[one.task for one in row] for row in step.planned])
     measured = f"Measured: bubble {step.bubble_measured:.1%}, duration {length:.4g} seconds"
-    theory = f"Theory: bubble {step.bubble_theory:.1%}, duration {passes} forward passes"
+    simulated = f"Simulated with the mean pass times and instant communication: bubble {step.bubble_simulated:.1%}"
+    theory = f"Theory: bubble {step.bubble_theory:.1%}, duration {passes:g} forward passes"
     rows = [f"{worker.role}-{worker.role_rank}" for worker in step.workers]
     coloring = Coloring.of(
         ([one.task.stage for one in tasks] for tasks in step.planned), (span for row in moved for span in row)
@@ -83,8 +85,8 @@ def pipeline_svg(step: PipelineStep, title: str) -> str:
     bars = [bar for row, spans in enumerate(moved) for bar in _span_bars(spans, row, coloring)]
     return _draw(
         title,
-        f"{measured}. {theory}.",
-        [Panel(rows, bars, "seconds", measured), _plan(step.planned, coloring, theory, rows)],
+        f"{measured}. {simulated}. {theory}.",
+        [Panel(rows, bars, "seconds", f"{measured}. {simulated}"), _plan(step.planned, coloring, theory, rows)],
         coloring,
     )
 
@@ -96,19 +98,72 @@ def _plan(
     for rank, tasks in enumerate(planned):
         for one in tasks:
             stage, kind, micro_batch = one.task
-            label, hint = coloring.label(kind, stage, micro_batch), f"{one.task} at {one.begin} to {one.end}"
+            label, hint = coloring.label(kind, stage, micro_batch), f"{one.task} at {one.begin:g} to {one.end:g}"
             bars.append(Bar(rank, one.begin, one.end, label, coloring.of_pass(kind, stage), hint))
     return Panel(rows or [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes", heading)
 
 
-def _thread_order(name: str) -> tuple[bool, list[str | int]]:
-    """A key that puts the main thread first, and thread 10 after thread 9."""
-    parts = re.split(r"(\d+)", name)
-    return name != "main", [int(part) if place % 2 else part for place, part in enumerate(parts)]
+def _thread_order(name: str) -> list[str | int]:
+    """A key that puts thread 10 after thread 9."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def _rows_of(worker: str, spans: Iterable[Span]) -> list[tuple[str, list[Span]]]:
+    """The rows of a worker with their names: one for its main thread, and as few as possible for its other threads.
+
+    A server has a thread for each call that it can serve at once, most of which are idle most of the time.
+    """
+    threads = defaultdict[str, list[Span]](list)
+    for span in spans:
+        threads[span.thread].append(span)
+    rows = [(worker, threads.pop("main"))] if "main" in threads else []
+    others = sorted(threads, key=_thread_order)
+    shared = _shared_rows(threads[thread] for thread in others)
+    if len(shared) < len(others):
+        name = f"{worker} threads"
+        return rows + (
+            [(name, shared[0])] if len(shared) == 1 else [(f"{name} {n}", row) for n, row in enumerate(shared, 1)]
+        )
+    return rows + [(f"{worker} {thread}", threads[thread]) for thread in others]
+
+
+def _shared_rows(threads: Iterable[Iterable[Span]]) -> list[list[Span]]:
+    """The spans of all threads in as few rows as possible: each is in the first row that is free at its begin.
+
+    The spans of a thread that overlap, because they are nested, stay together.
+    """
+    groups = sorted((group for spans in threads for group in _overlapping(spans)), key=lambda group: group[0].begin_s)
+    rows, free = list[list[Span]](), list[int]()
+    in_use = list[tuple[float, int]]()
+    """The rows, by the times at which they are free again."""
+    for group in groups:
+        while in_use and in_use[0][0] <= group[0].begin_s + _ROUNDING_S:
+            heappush(free, heappop(in_use)[1])
+        row = heappop(free) if free else len(rows)
+        if row == len(rows):
+            rows.append([])
+        rows[row] += group
+        heappush(in_use, (max(map(_end, group)), row))
+    return rows
+
+
+def _overlapping(spans: Iterable[Span]) -> list[list[Span]]:
+    """The groups of spans between which nothing happens, in the order of time."""
+    groups, end = list[list[Span]](), -math.inf
+    for span in sorted(spans, key=lambda one: one.begin_s):
+        if span.begin_s + _ROUNDING_S >= end:
+            groups.append([])
+        groups[-1].append(span)
+        end = max(end, _end(span))
+    return groups
+
+
+def _end(span: Span) -> float:
+    return span.begin_s + span.seconds
 
 
 def timeline_svg(document: TimelineDocument) -> str:
-    """A measured timeline, one row for each thread of each worker that recorded something.
+    """A measured timeline, one row for the main thread of each worker, and rows that its other threads share.
 
     Shows the time of the steps, if there are any: other phases can begin long before.
     """
@@ -116,67 +171,90 @@ def timeline_svg(document: TimelineDocument) -> str:
     begin = min((step.begin_s for step in steps), default=-math.inf)
     end = max((step.begin_s + step.seconds for step in steps), default=math.inf)
     shown = [
-        [span for span in worker.spans if span.begin_s < end and span.begin_s + span.seconds > begin]
-        for worker in document.workers
+        [span for span in worker.spans if span.begin_s < end and _end(span) > begin] for worker in document.workers
     ]
     coloring = Coloring.of(
         ([span.stage for span in spans if span.name in PASSES and span.stage is not None] for spans in shown),
         (span for spans in shown for span in spans),
     )
-    rows, bars, threads_without_row = list[str](), list[Bar](), 0
-    for worker, spans in zip(document.workers, shown, strict=True):
-        threads = defaultdict[str, list[Span]](list)
-        for span in spans:
-            threads[span.thread].append(span)
-        for thread in sorted(threads, key=_thread_order):
-            if len(rows) == _MAX_ROWS:
-                threads_without_row += 1
-                continue
-            bars += [
-                replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
-                for bar in _span_bars(threads[thread], len(rows), coloring)
-            ]
-            rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
+    named = [
+        row
+        for worker, spans in zip(document.workers, shown, strict=True)
+        for row in _rows_of(f"{worker.role}-{worker.role_rank}", spans)
+    ]
+    bars = [
+        replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
+        for place, (_, spans) in enumerate(named[:_MAX_ROWS])
+        for bar in _span_bars(spans, place, coloring)
+    ]
     note = f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC"
     if not bars:
         note = "no step is recorded yet" if document.live else "no step was recorded"
     if document.silent:
         note += f"; without {len(document.silent)} workers that did not answer"
-    if threads_without_row:
-        note += f"; without {threads_without_row} threads after the first {_MAX_ROWS}"
-    return _draw(document.job, note, [Panel(rows, bars, "seconds")], coloring)
+    if len(named) > _MAX_ROWS:
+        note += f"; without {len(named) - _MAX_ROWS} rows after the first {_MAX_ROWS}"
+    return _draw(document.job, note, [Panel([name for name, _ in named[:_MAX_ROWS]], bars, "seconds")], coloring)
+
+
+_PACKED_CHARS = 2
+"""The longest labels that can be read without blanks between them, such as `F0B1`."""
 
 
 def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[str]:
-    """A planned schedule as text, one line for each rank, each cut at `width` characters.
+    """A planned schedule as text of at most `width` characters, one line for each rank.
 
     A cell is the time of a forward pass: `F3` is the forward pass of micro-batch 3, `.` is idle time. With virtual
-    stages, the stage precedes it.
+    stages, the stage precedes it. Cells have a blank between them, except if all lines fit only without it and labels
+    are short. Otherwise, the lines are split into parts of about the same length, those of the same time below a
+    heading with that time.
     """
     coloring = Coloring.of([one.task.stage for one in tasks] for tasks in planned)
     names = [
         [coloring.label(one.task.kind, one.task.stage, one.task.micro_batch) for one in tasks] for tasks in planned
     ]
-    cell = 1 + max((len(name) for row in names for name in row), default=1)
-    lines: list[str] = []
-    for rank, (tasks, own) in enumerate(zip(planned, names, strict=True)):
+    rows: list[list[str]] = []
+    for tasks, own in zip(planned, names, strict=True):
         cells: list[str] = []
         for one, name in zip(tasks, own, strict=True):
-            cells += ["."] * (one.begin - len(cells)) + [name] * (one.end - one.begin)
-        lines.append(cut(f"rank {rank:<3} " + "".join(name.ljust(cell) for name in cells).rstrip(), width))
+            cells += ["."] * (int(one.begin) - len(cells)) + [name] * int(one.end - one.begin)
+        rows.append(cells)
+    length = max(map(len, rows), default=0)
+    longest = max((len(name) for row in names for name in row), default=1)
+    room = width - len(_row_name(0))
+    if length * (longest + 1) - 1 <= room:  # No blank follows the last cell.
+        return _text_rows(rows, longest + 1)
+    if length * longest <= room and longest <= _PACKED_CHARS:
+        return _text_rows(rows, longest)
+    parts = math.ceil(length / max(1, (room + 1) // (longest + 1)))
+    ticks = math.ceil(length / parts)
+    lines: list[str] = []
+    for begin in range(0, length, ticks):
+        end = min(begin + ticks, length)
+        lines += ["", f"time {begin} to {end}", *_text_rows([cells[begin:end] for cells in rows], longest + 1)]
     return lines
+
+
+def _row_name(rank: int) -> str:
+    return f"rank {rank:<3} "
+
+
+def _text_rows(rows: Iterable[Sequence[str]], cell: int) -> list[str]:
+    """The ranks' cells, each `cell` characters wide."""
+    return [(_row_name(rank) + "".join(name.ljust(cell) for name in cells)).rstrip() for rank, cells in enumerate(rows)]
 
 
 def _span_bars(spans: Iterable[Span], row: int, coloring: Coloring) -> Iterator[Bar]:
     """The spans of a row. A span within others is drawn inside them."""
     around: list[Span] = []
     for span in sorted(spans, key=lambda one: (one.begin_s, -one.seconds)):
-        while around and around[-1].begin_s + around[-1].seconds <= span.begin_s:
+        while around and _end(around[-1]) <= span.begin_s + _ROUNDING_S:
             around.pop()
         label = coloring.label(span.name, span.stage, span.micro_batch)
         where = "" if span.step is None else f", step {span.step}"
+        where += "" if span.thread == "main" else f", {span.thread}"
         hint = f"{label}{where}: {span.seconds * 1e3:.3f} ms"
-        yield Bar(row, span.begin_s, span.begin_s + span.seconds, label, coloring.of_span(span), hint, len(around))
+        yield Bar(row, span.begin_s, _end(span), label, coloring.of_span(span), hint, len(around))
         around.append(span)
 
 
@@ -288,8 +366,11 @@ def _length(part: tuple[float, float]) -> float:
 def _legend(entries: Sequence[LegendEntry], top: int, width: int) -> tuple[list[str], int]:
     """The legend with its upper edge at `top`, and the number of its rows."""
     drawn, x, row = list[str](), 16.0, 0
-    for classes, meaning in ((classes, cut(meaning, _LEGEND_CHARS)) for classes, meaning in entries):
+    for classes, meaning, starts_group in (
+        (one.classes, cut(one.meaning, _LEGEND_CHARS), one.starts_group) for one in entries
+    ):
         length = 16 * len(classes) + len(meaning) * _CHAR
+        x += _LEGEND_GAP if starts_group and x > 16 else 0
         if x + length > width - 16 and x > 16:
             x, row = 16.0, row + 1
         y = top + row * _LEGEND_ROW

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from rolecall.kit.pipelining import Kind, Task, TimedTask, bubble, timed
+from rolecall.kit.pipelining import Kind, PassTimes, Task, TimedTask, bubble, timed
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
 from rolecall.spec.timeline import Span
 
@@ -27,6 +27,8 @@ class PipelineStep:
     """The share of the ranks' time, from the first to the last task of the step, without computation."""
     bubble_theory: float
     """The same share of the planned tasks."""
+    bubble_simulated: float
+    """The same share of a simulation of these tasks with the mean times of each stage's passes and no communication."""
 
 
 def newest_step(document: TimelineDocument) -> PipelineStep | None:
@@ -60,9 +62,13 @@ def _first_pipeline(document: TimelineDocument) -> list[WorkerTimeline]:
 
 
 def _tasks(worker: WorkerTimeline, step: int) -> list[Span]:
-    found = [one for one in worker.spans if one.step == step and one.name in _KINDS]
-    found = [one for one in found if one.stage is not None and one.micro_batch is not None]
+    found = [one for one in worker.spans if one.step == step and one.name in _KINDS and _is_of_a_micro_batch(one)]
     return sorted(found, key=lambda span: span.begin_s)
+
+
+def _is_of_a_micro_batch(span: Span) -> bool:
+    """True for passes and losses, which the schedule runs, and not for the optimizer, for example."""
+    return span.category == "compute" and span.stage is not None and span.micro_batch is not None
 
 
 def _planned(tasks: Sequence[Sequence[Span]]) -> list[list[TimedTask]] | None:
@@ -87,15 +93,21 @@ def _measured(
     spans = [
         [one for one in worker.spans if one.begin_s >= begin and one.begin_s + one.seconds <= end] for worker in workers
     ]
-    busy = sum(_covered([one for one in row if one.category == "compute"]) for row in spans)
+    computations = [[one for one in row if _is_of_a_micro_batch(one)] for row in spans]
+    busy = sum(map(_covered, computations))
     whole = len(workers) * (end - begin)
+    passes = PassTimes()
+    for span in (one for row in computations for one in row):
+        passes.add(cast(int, span.stage), span.name, span.seconds)
+    order = [[one.task for one in row] for row in planned]
     return PipelineStep(
         number,
         workers,
         spans,
         planned,
         bubble_measured=1 - busy / whole if whole else 0.0,
-        bubble_theory=bubble([[one.task for one in row] for row in planned]),
+        bubble_theory=bubble(order),
+        bubble_simulated=bubble(order, passes.cost),
     )
 
 

@@ -1,12 +1,9 @@
-"""Pipeline planning: schedules, the theoretical bubble, cuts by name and optimal cuts. Torch-free.
+"""Pipeline planning: schedules, their bubbles without communication, cuts by name and optimal cuts. Torch-free."""
 
-The bubble assumes equal stages and instant communication.
-"""
-
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from rolecall.spec.errors import InputError
 
@@ -15,6 +12,8 @@ Kind = Literal["F", "B", "I", "W"]
 
 COSTS: Mapping[Kind, int] = {"F": 1, "I": 1, "W": 1, "B": 2}
 """Costs in forward passes, as in the papers: each kind is one matrix product, a full backward is two."""
+LOSS = "loss"
+"""The name of the computation between the forward and the backward pass of a micro-batch through the last stage."""
 
 
 class Task(NamedTuple):
@@ -27,6 +26,39 @@ class Task(NamedTuple):
     def __str__(self) -> str:
         """As in torch's CSV files of schedules, such as `0F3`."""
         return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+_TaskKey = tuple[int, Kind, int]
+"""The fields of a task. A plain tuple equals such a task, and takes a fraction of the time to make."""
+Cost = Callable[[Task], float]
+"""Returns the duration of a task."""
+
+
+def unit_cost(task: Task) -> float:
+    """The duration for equal stages, in forward passes."""
+    return COSTS[task.kind]
+
+
+class PassTimes:
+    """The mean durations of measured passes, by stage and kind."""
+
+    def __init__(self) -> None:
+        self.seconds, self.counts = defaultdict[tuple[int, Kind], float](float), Counter[tuple[int, Kind]]()
+
+    def add(self, stage: int, name: str, seconds: float) -> None:
+        """Add a pass, or the loss, which counts with the forward pass that it follows. Others are ignored."""
+        kind = cast(Kind, "F" if name == LOSS else name)
+        if kind in COSTS:
+            self.seconds[stage, kind] += seconds
+            self.counts[stage, kind] += name == kind
+
+    def has(self, order: Iterable[Iterable[Task]]) -> bool:
+        """True if passes of the kind and stage of each of these tasks were measured."""
+        return all(self.counts[task.stage, task.kind] for tasks in order for task in tasks)
+
+    def cost(self, task: Task) -> float:
+        """The mean seconds of such a task, which must have been measured."""
+        return self.seconds[task.stage, task.kind] / self.counts[task.stage, task.kind]
 
 
 def fill_and_drain(ranks: int, micro_batches: int) -> list[list[Task]]:
@@ -78,52 +110,59 @@ def most_in_flight(tasks: Iterable[Task]) -> int:
     return max(held, default=0)
 
 
-def bubble(order: Sequence[Sequence[Task]]) -> float:
-    """The share of all ranks' time that is idle, given each rank's tasks in order.
+def bubble(order: Sequence[Sequence[Task]], cost: Cost = unit_cost) -> float:
+    """The share of all ranks' time that is idle with instant communication, given each rank's tasks in order.
 
     Raises `ValueError` for an order that deadlocks.
     """
-    work = sum(COSTS[task.kind] for tasks in order for task in tasks)
-    return 1 - work / (len(order) * makespan(order))
+    work, length = sum(cost(task) for tasks in order for task in tasks), makespan(order, cost)
+    return 1 - work / (len(order) * length) if length else 0.0
 
 
-def makespan(order: Sequence[Sequence[Task]]) -> int:
+def makespan(order: Sequence[Sequence[Task]], cost: Cost = unit_cost) -> float:
     """The time at which the last rank finishes; raises `ValueError` for an order that deadlocks."""
-    return max((tasks[-1].end for tasks in timed(order) if tasks), default=0)
+    return max((tasks[-1].end for tasks in timed(order, cost) if tasks), default=0)
 
 
 class TimedTask(NamedTuple):
-    """A task with its times, in forward passes."""
+    """A task with its times, in the unit of its cost."""
 
     task: Task
-    begin: int
-    end: int
+    begin: float
+    end: float
 
 
-def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
+def timed(order: Sequence[Sequence[Task]], cost: Cost = unit_cost) -> list[list[TimedTask]]:
     """Each rank's tasks with the earliest possible times; raises `ValueError` for an order that deadlocks."""
-    done: dict[Task, int] = {}
+    done: dict[_TaskKey, float] = {}
     last = max((task.stage for tasks in order for task in tasks), default=0)
     planned: list[list[TimedTask]] = [[] for _ in order]
-    waiting = defaultdict[Task, list[int]](list)
+    waiting: dict[_TaskKey, list[int]] = {}
     """The ranks that need a result to continue: to try every rank after each task would take seconds."""
     ready = list(range(len(order)))
     while ready:
         rank = ready.pop()
         tasks, own = order[rank], planned[rank]
-        while len(own) < len(tasks):
-            task = tasks[len(own)]
-            needs = _dependencies(task, last)
-            missing = next((need for need in needs if need not in done), None)
+        now = own[-1].end if own else 0
+        for place in range(len(own), len(tasks)):
+            task = tasks[place]
+            begin, missing = now, None
+            for need in _dependencies(task, last):
+                end = done.get(need)
+                if end is None:
+                    missing = need
+                    break
+                begin = max(begin, end)
             if missing is not None:
-                waiting[missing].append(rank)
+                waiting.setdefault(missing, []).append(rank)
                 break
-            begin = max([own[-1].end if own else 0, *(done[need] for need in needs)])
+            stage, kind, micro_batch = task
             # A full backward pass includes the input gradient, under which dependents look it up.
-            result = task._replace(kind="I") if task.kind == "B" else task
-            done[result] = end = begin + COSTS[task.kind]
-            own.append(TimedTask(task, begin, end))
-            ready += waiting.pop(result, ())
+            result = (stage, "I", micro_batch) if kind == "B" else task
+            done[result] = now = begin + cost(task)
+            own.append(TimedTask(task, begin, now))
+            if result in waiting:
+                ready += waiting.pop(result)
     stuck = [
         (rank, tasks[len(own)])
         for rank, (tasks, own) in enumerate(zip(order, planned, strict=True))
@@ -131,21 +170,22 @@ def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
     ]
     if stuck:
         rank, task = stuck[0]
-        missing = next(need for need in _dependencies(task, last) if need not in done)
+        missing = Task(*next(need for need in _dependencies(task, last) if need not in done))
         raise ValueError(
             f"this order deadlocks: its ranks wait for one another; rank {rank} waits at {task} for {missing}"
         )
     return planned
 
 
-def _dependencies(task: Task, last: int) -> list[Task]:
+def _dependencies(task: Task, last: int) -> tuple[_TaskKey, ...]:
     stage, kind, micro_batch = task
     if kind == "F":
-        return [Task(stage - 1, "F", micro_batch)] if stage > 0 else []
+        return ((stage - 1, "F", micro_batch),) if stage > 0 else ()
     if kind == "W":
-        return [Task(stage, "I", micro_batch)]
-    gradient = [Task(stage + 1, "I", micro_batch)] if stage < last else []
-    return [Task(stage, "F", micro_batch), *gradient]
+        return ((stage, "I", micro_batch),)
+    if stage < last:
+        return (stage, "F", micro_batch), (stage + 1, "I", micro_batch)
+    return ((stage, "F", micro_batch),)
 
 
 Side = Literal["beginning", "end"]

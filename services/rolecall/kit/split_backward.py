@@ -33,7 +33,7 @@ def _trains_own_weights(conv: nn.Conv2d) -> bool:
     """False if something else than the convolution's `.grad` depends on the gradients."""
     own = [value for value in (conv.weight, conv.bias) if value is not None]
     return all(
-        value.is_leaf and value.requires_grad and not (value._backward_hooks or value._post_accumulate_grad_hooks)
+        value.is_leaf and value.requires_grad and not value._backward_hooks and not value._post_accumulate_grad_hooks  # pyright: ignore[reportPrivateUsage] - torch has no public name
         for value in own
     )
 

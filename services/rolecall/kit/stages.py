@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (  # No public name has them.
+    _Action,  # pyright: ignore[reportPrivateUsage]
+    _PipelineScheduleRuntime,  # pyright: ignore[reportPrivateUsage]
+)
 
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
@@ -97,7 +100,7 @@ def own_runtime(own: CsvSchedule, stages: list[Any], loss: Callable[[Tensor, Ten
     """Torch's runtime for schedules, with one that a user wrote."""
     runtime = _PipelineScheduleRuntime(stages, own.micro_batches, loss_fn=loss, scale_grads=False)
     runtime.pipeline_order = {rank: [_Action.from_str(cell) for cell in cells] for rank, cells in enumerate(own.cells)}
-    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)  # pyright: ignore[reportPrivateUsage]
     return runtime
 
 

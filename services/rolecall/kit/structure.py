@@ -47,7 +47,7 @@ def child_blocks(model: nn.Module) -> tuple[str, ...]:
 def keep_blocks(model: nn.Module, kept: Collection[str]) -> nn.Module:
     """A copy of the model without its other blocks; the copy shares the kept ones with the model."""
     children = dict[str, nn.Module | None]()
-    for name, child in model._modules.items():
+    for name, child in model._modules.items():  # pyright: ignore[reportPrivateUsage] - `named_children` leaves out `None`
         if isinstance(child, nn.ModuleDict):
             entries = {entry: block for entry, block in child.items() if f"{name}.{entry}" in kept}
             children[name] = _with_children(child, entries)
@@ -60,7 +60,7 @@ def _with_children(module: nn.Module, children: dict[str, Any]) -> nn.Module:
     made = copy.copy(module)
     # `copy` shares these dictionaries: a hook of one part would run in the others, too.
     made.__dict__ |= {name: value.copy() for name, value in vars(module).items() if isinstance(value, dict)}
-    made._modules = children
+    made._modules = children  # pyright: ignore[reportPrivateUsage] - torch has no public name
     return made
 
 

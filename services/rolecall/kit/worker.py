@@ -5,21 +5,26 @@ other loops with a process group call it to save and stop after the same step on
 
 `context.timeline` records the phases of steps; `span` does so in functions that don't have the context. `call` is
 `rpc.rpc_async`, but counted in the worker's metrics. Count other things with `measurements`.
+`about` names the event of a log record: `log.info("…", extra=about("file_skipped"))`.
 """
 
+from rolecall.logs import about
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, span, worker_name
 from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
 from rolecall.runtime.timeline import Timeline
+from rolecall.spec.timeline import Category
 
 __all__ = [
     "Agreement",
+    "Category",
     "Decision",
     "Mailbox",
     "StepBarrier",
     "Timeline",
     "WorkerContext",
+    "about",
     "call",
     "call_limit",
     "current",

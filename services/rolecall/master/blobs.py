@@ -16,7 +16,7 @@ from typing import IO
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from rolecall.durable_files import sync
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
 from rolecall.master.storage_errors import StoreUnavailable

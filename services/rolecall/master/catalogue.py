@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from rolecall.edge.logs import about
 from rolecall.kit.data_access import DataAccess, DataPath, read_access
+from rolecall.logs import about
 from rolecall.master.extent import check_extent
 from rolecall.master.field_errors import FieldError, explain, field_error, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound

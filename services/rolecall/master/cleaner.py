@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
 from rolecall.master.retention import KEEP_KEYS, RetentionPolicy, blobs_of, deletion_reason, superfluous

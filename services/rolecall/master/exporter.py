@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.clock import Clock
 from rolecall.master.instruments import Instruments
 from rolecall.master.storage_errors import Pulse, describe

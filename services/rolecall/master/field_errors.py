@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from rolecall.spec.json_schema import legal, members, resolved, selector
@@ -74,7 +75,13 @@ def explain(
     single value. With `value`, errors are at the place that `value` has.
     """
     chosen = meant(errors, schema, value)
-    return shortened([_explain_one(error, schema, prefix, value) for error in chosen[:MAX_FIELD_ERRORS]], len(chosen))
+    first = chosen[:MAX_FIELD_ERRORS]
+    explained = [
+        one
+        for error in first
+        for one in (_explain_one(error, schema, prefix, value), *_unknown_fields(error, schema, prefix, value))
+    ]
+    return shortened(explained, len(explained) + len(chosen) - len(first))
 
 
 def shortened(errors: Sequence[FieldError], count: int) -> list[FieldError]:
@@ -180,6 +187,22 @@ def _explain_tag(error: Mapping[str, Any], root: Schema, place: ErrorPlace, path
     if error["type"] == "union_tag_not_found":
         return field_error(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
     return unknown(field, field.rpartition(".")[2], str(error["ctx"]["tag"]), tags)
+
+
+def _unknown_fields(
+    error: Mapping[str, Any], root: Schema, prefix: tuple[str, ...], value: Any
+) -> Iterator[FieldError]:
+    """The fields that no alternative has, if the field that names the alternative is missing or unknown."""
+    given = error.get("input")
+    if error["type"] not in {"union_tag_invalid", "union_tag_not_found"} or not isinstance(given, Mapping):
+        return
+    place = locate(root, error["loc"], value)
+    choices = [choice for choice in _choices(root, place.schema) if "properties" in choice]
+    if any(choice.get("additionalProperties") is not False for choice in choices):
+        return
+    names = {name for choice in choices for name in choice.get("properties", ())}
+    for name in islice((str(name) for name in cast(Mapping[Any, Any], given) if name not in names), MAX_FIELD_ERRORS):
+        yield unknown(".".join((*prefix, *map(str, place.path), name)), "field", name, names)
 
 
 def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> FieldError:

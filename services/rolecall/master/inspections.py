@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.store.records import WorkerRecord
 from rolecall.spec.errors import Conflict, LimitReached
 from rolecall.spec.inspection import ANSWER_BYTES, ANSWER_S, Answer, ClockReading, Inspection, Kind

@@ -17,7 +17,7 @@ from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.master.clock import Clock
 from rolecall.master.storage_errors import ErrorLog, LeadershipLost, is_full, storage_error
 from rolecall.master.store import terms

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rolecall.daemon_thread import run_in_daemon_thread
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.clock import Clock
 from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import events, jobs, labels, notifications

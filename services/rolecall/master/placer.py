@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock

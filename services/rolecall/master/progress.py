@@ -9,7 +9,7 @@ from functools import partial
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.master.progress_lines import Latest, LineBatch, newest, parse
 from rolecall.master.series_names import SeriesNames
 from rolecall.master.store import attempts, events, jobs

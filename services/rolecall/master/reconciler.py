@@ -7,7 +7,7 @@ A pass runs after changes, and at least every `TICK_S` seconds for changes that 
 import logging
 from dataclasses import dataclass
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock

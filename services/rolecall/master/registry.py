@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master import lifecycle
 from rolecall.master.answers import HeartbeatAnswer
 from rolecall.master.desired import desired, unaddressed

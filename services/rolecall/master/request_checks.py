@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.catalogue import Catalogue
 from rolecall.spec.errors import BrokenWorkload, CheckTimeout, RolecallError
 from rolecall.spec.job import JobRequest
@@ -23,6 +23,7 @@ DEADLINE_S = 2.0
 """Seconds from the request's arrival to the end of its check, including the wait for a thread."""
 AT_ONCE = 2
 """The number of concurrent checks of one workload. A valid request takes milliseconds."""
+_INTERRUPT_EVERY_S = 0.1
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,18 +55,19 @@ class RequestChecks:
                 check = _Check(lambda: self._catalogue.check_request(request), request.workload, slots.release)
                 return await check.outcome
         except TimeoutError:
-            if check is not None:
-                if not check.outcome.cancelled():
-                    return check.outcome.result()  # It ended in time, but a stalled loop learned of it late.
-                check.interrupt()
+            if check is not None and not check.outcome.cancelled():
+                return check.outcome.result()  # It ended in time, but a stalled loop learned of it late.
             raise CheckTimeout(self._late(request.workload, running=check is not None)) from None
+        finally:
+            if check is not None:
+                check.interrupt()
 
     def _late(self, workload: str, *, running: bool) -> str:
         if not running:
             return f"the master is busy with {AT_ONCE} other checks of {workload} jobs; try again in a moment"
         return (
-            f"the check of this {workload} job did not end within {self._deadline_s:g} s and was given up; "
-            "send fewer or smaller values, or try again when the master has less to do"
+            f"the check of this {workload} job did not end within {self._deadline_s:g} s and was stopped; "
+            "send fewer or smaller values, or try again when the master has less work"
         )
 
 
@@ -75,17 +77,26 @@ class _Check:
     def __init__(self, check: Callable[[], dict[str, Any]], workload: str, release: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._check, self._workload, self._release = check, workload, release
-        self._guard, self._over = threading.Lock(), False
+        self._guard, self._over, self._released = threading.Lock(), False, False
         self.outcome: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"check-{workload}", daemon=True)
         self._thread.start()
 
     def interrupt(self) -> None:
-        """End the check as soon as it runs Python code again. Until then it keeps its slot."""
+        """End the check as soon as it runs Python code again. Until then it keeps its slot.
+
+        Repeats until the thread has ended: the interpreter drops what is raised in a destructor or in the callback of
+        a weak reference, and the check may handle it.
+        """
+        if not self._thread.is_alive():
+            self._release_once()  # The exception may have ended the thread just before it would have done so.
+        if self._released:
+            return
         with self._guard:
             if not self._over and self._thread.ident is not None:
                 raised = ctypes.py_object(_Overdue)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), raised)
+        self._loop.call_later(_INTERRUPT_EVERY_S, self.interrupt)
 
     def _run(self) -> None:
         fields: dict[str, Any] = {}
@@ -101,8 +112,13 @@ class _Check:
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._settle, fields, error)
 
+    def _release_once(self) -> None:
+        if not self._released:
+            self._released = True
+            self._release()
+
     def _settle(self, fields: dict[str, Any], error: BaseException | None) -> None:
-        self._release()
+        self._release_once()
         if self.outcome.done():
             return  # the caller no longer waits
         if error is None:

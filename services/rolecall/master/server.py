@@ -22,9 +22,9 @@ from rolecall import __version__
 from rolecall.edge import listener
 from rolecall.edge.connection_table import ConnectionLimits
 from rolecall.edge.connections import limited_protocol, raise_open_file_limit
-from rolecall.edge.logs import OncePerReason, about, log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.kit.coloring import STYLE
+from rolecall.logs import OncePerReason, about, log_to_stderr
 from rolecall.master.api import (
     attempts,
     audit,

@@ -7,7 +7,7 @@ without it.
 import asyncio
 import logging
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"

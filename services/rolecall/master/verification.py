@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock

@@ -36,7 +36,7 @@ def _metrics_token(settings: MasterSettings, scrapes: Scrapes) -> Finding:
     if scrapes.count:
         calls = "1 call" if scrapes.count == 1 else f"{scrapes.count} calls"
         last = f"the last one the token {scrapes.token} from {scrapes.address}"
-        found.append(f"since this master's start {calls} of /metrics used an admin token, {last}")
+        found.append(f"since this master's start, {calls} of /metrics used an admin token, {last}")
     if not found:
         return Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
     remedy = (
@@ -54,6 +54,6 @@ def _retention(settings: MasterSettings) -> Finding:
     return Finding(
         check="retention",
         level=Level.WARNING,
-        message="ended jobs are never deleted, so the master's volume can fill up",
+        message="ended jobs are never deleted, so the disk of the master's data folder can fill up",
         remedy="set ROLECALL_KEEP_DAYS on the master, or delete jobs with rolecall prune",
     )

@@ -45,7 +45,7 @@ def url_problem(url: str, hosts: Collection[str]) -> str | None:
     # Other parsers may see another host in a URL with other characters.
     if parts.scheme not in _PORTS or not parts.hostname or not _HOST.fullmatch(parts.hostname):
         return "it is not an http or https URL with a host name or an IPv4 address"
-    own = f"{parts.hostname}:{port}" if port and port != _PORTS[parts.scheme] else parts.hostname
+    own = f"{parts.hostname}:{port}" if port is not None and port != _PORTS[parts.scheme] else parts.hostname
     return None if any(_matches(own, host) for host in hosts) else f"the host {own} is not allowed"
 
 

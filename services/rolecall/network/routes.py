@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rolecall.daemon_thread import run_in_daemon_thread
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.network.interfaces import interface_of
 from rolecall.retry import delays_s
 

@@ -23,18 +23,18 @@ _M = TypeVar("_M", bound=BaseModel)
 _NOT_NOW = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _REFUSED_BODIES = frozenset({httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY})
-_CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
+_PARTITION = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
 
 
 class MasterUnreachable(RolecallError):
     """The master does not answer, or can't at the moment; the same call can succeed later.
 
-    `cut_off` is true if the network fails: not even a refused connection comes back.
+    `partitioned` is true if the network fails: not even a refusal of the connection arrives.
     """
 
-    def __init__(self, text: str, *, cut_off: bool = False) -> None:
+    def __init__(self, text: str, *, partitioned: bool = False) -> None:
         super().__init__(text)
-        self.cut_off = cut_off
+        self.partitioned = partitioned
 
 
 class MasterRefuses(MasterUnreachable):
@@ -170,7 +170,7 @@ class MasterClient:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
         except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.
             why = explain(error, self.url, self.trust) or _explain_failure(error)
-            raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
+            raise MasterUnreachable(f"{self.url}: {why}", partitioned=_is_partition(error)) from error
         self.certificate_end = certificate_end(answer) or self.certificate_end
         return answer
 
@@ -192,10 +192,10 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
         ) from error
 
 
-def _is_cut_off(error: httpx.RequestError) -> bool:
+def _is_partition(error: httpx.RequestError) -> bool:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, httpx.ConnectTimeout) or (isinstance(cause, OSError) and cause.errno in _CUT_OFF):
+        if isinstance(cause, httpx.ConnectTimeout) or (isinstance(cause, OSError) and cause.errno in _PARTITION):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -63,7 +63,7 @@ class Contact:
                 self._refused_since, self._refused_until = now, None
             self._refusal = str(error)
 
-    def fence_reason(self, *, cut_off: bool, now: float) -> str | None:
+    def fence_reason(self, *, partitioned: bool, now: float) -> str | None:
         """The reason why this node must end its workers, or None.
 
         A master that is only unavailable (restarted, stopped, behind a failing proxy) starts no gangs elsewhere. But a
@@ -72,8 +72,8 @@ class Contact:
         """
         if self.answered_at is None:
             return None
-        if cut_off and (silent_s := now - self.answered_at) > self._limit_s:
-            return f"this node was cut off from its master for {silent_s:.0f} s (ROLECALL_FENCE_S)"
+        if partitioned and (silent_s := now - self.answered_at) > self._limit_s:
+            return f"this node could not reach its master for {silent_s:.0f} s (ROLECALL_FENCE_S)"
         since = self._refused_since_by_master
         if self._is_refused_by_master and since is not None and (refused_s := now - since) > self._limit_s:
             return f"the master refused this node for {refused_s:.0f} s (ROLECALL_FENCE_S): {self._refusal}"

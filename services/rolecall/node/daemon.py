@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from rolecall.daemon_thread import run_in_daemon_thread
-from rolecall.edge.logs import about
 from rolecall.kit.cache import delete_shared_cache, evict_all
+from rolecall.logs import about
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact

@@ -13,7 +13,7 @@ from typing import TypeVar
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.node.findings import GpuInventory, Pair
 from rolecall.process import describe_exit
 from rolecall.spec.errors import RolecallError

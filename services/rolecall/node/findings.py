@@ -73,7 +73,8 @@ def disk(folder: str, space: Space) -> Finding:
     else:
         low = max(GIB // 4, min(space.total // 20, 10 * GIB))
         level = Level.WARNING if space.free < low else Level.OK
-    remedy = "" if level is Level.OK else f"free space below {folder}, or give ROLECALL_DATA a larger volume"
+    larger = "move the data folder to a larger disk (ROLECALL_DATA; --data of `rolecall local`)"
+    remedy = "" if level is Level.OK else f"free space below {folder}, or {larger}"
     return Finding(check="disk", level=level, message=message, remedy=remedy)
 
 

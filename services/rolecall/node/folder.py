@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.daemon_thread import start_in_daemon_thread
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.untrusted_files import delete_tree, give_access, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

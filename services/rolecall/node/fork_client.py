@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, describe_exit
 from rolecall.retry import delays_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.node.devices import GpusUnknown, ask_driver
 
 _LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.folder import Folder
 from rolecall.node.reconcile import Key

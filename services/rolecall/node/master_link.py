@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from rolecall.edge.logs import OncePerReason, about
+from rolecall.logs import OncePerReason, about
 from rolecall.network.interfaces import has_address
 from rolecall.network.routes import Route, find_route
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
@@ -112,16 +112,16 @@ class MasterLink:
         self.heartbeat_failures += 1
         self._lost_contact = True
         self._contact.failed(error, self._clock())
-        cut_off = error.cut_off or not has_address(self.spec.address)
-        if (reason := self._contact.fence_reason(cut_off=cut_off, now=self._clock())) is not None:
+        partitioned = error.partitioned or not has_address(self.spec.address)
+        if (reason := self._contact.fence_reason(partitioned=partitioned, now=self._clock())) is not None:
             self._pool.kill_all(reason)
 
     async def _exchange(self) -> None:
         """Send one heartbeat, after a registration if the master does not know this node."""
         try:
             if self._lost_contact:
-                # A node that was cut off may have another interface, and the answer may contain workers. Without a
-                # route, the heartbeat fails as well and reports the reason.
+                # After a network partition, this node may have another interface, and the answer may contain workers.
+                # Without a route, the heartbeat fails as well and reports the reason.
                 with contextlib.suppress(OSError):
                     self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
             if self._heartbeat_s is None:

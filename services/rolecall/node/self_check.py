@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
 from rolecall.daemon_thread import run_in_daemon_thread
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.network.findings import certificate, no_route, plain_http, route
 from rolecall.network.routes import ResolvedRoute, find_route
 from rolecall.node import findings

@@ -20,7 +20,7 @@ from rolecall import __version__
 from rolecall.edge.connection_table import ConnectionLimits, GroupLimit
 from rolecall.edge.connections import limited_protocol
 from rolecall.edge.listener import listen
-from rolecall.edge.logs import log_to_stderr
+from rolecall.logs import log_to_stderr
 from rolecall.network.interfaces import network_namespace
 from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient

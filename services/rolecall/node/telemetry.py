@@ -194,7 +194,10 @@ def app(health: NodeHealth, access: ScrapeAccess) -> Starlette:
     async def metrics(request: Request) -> Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not access.accepts(token.strip()):
-            hint = "send a token with the scope metrics: Authorization: Bearer $ROLECALL_METRICS_TOKEN\n"
+            hint = (
+                "send a token with the scope metrics: Authorization: Bearer $ROLECALL_METRICS_TOKEN; "
+                "a node learns of a new token after about 10 seconds\n"
+            )
             return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
         answers = await asyncio.to_thread(generate_latest, slow)
         return Response(generate_latest(registry) + answers, headers={"Content-Type": CONTENT_TYPE_LATEST})

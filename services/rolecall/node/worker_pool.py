@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rolecall.edge.logs import about
 from rolecall.kit.cache import make_owner_folder
+from rolecall.logs import about
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.node.devices import oom_kills
 from rolecall.node.folder import Folder
 from rolecall.node.fork_client import kill_group

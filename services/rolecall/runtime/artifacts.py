@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.runtime.blobs import JobBlobs, Records, sha256_of
 from rolecall.spec.errors import BlobsUnavailable
 from rolecall.spec.wire import ArtifactNotice

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from rolecall.edge.logs import about
 from rolecall.edge.tls import client_options, request_options
+from rolecall.logs import about
 from rolecall.retry import delays_s
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest

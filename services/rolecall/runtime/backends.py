@@ -61,10 +61,10 @@ class HostGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         # In torch 2.11, a class in Python can't pass the store. The stub has only the form with the store.
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
-        self._gloo = dist.ProcessGroup(store, rank, size)
+        self.gloo = dist.ProcessGroup(store, rank, size)
         backend = dist.ProcessGroupGloo(store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
-        for group in (self, self._gloo):
+        for group in (self, self.gloo):
             group._set_default_backend(kind)
             for device in ("cpu", "cuda"):
                 group._register_backend(torch.device(device), kind, backend)
@@ -72,16 +72,16 @@ class HostGroup(dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
         # The copy waits for the kernels that compute the tensor.
         copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
-        return self._gloo.send(copies, dstRank, tag)
+        return self.gloo.send(copies, dstRank, tag)
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
         copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        return _Received(self._gloo.recv(copies, srcRank, tag), copies, tensors)
+        return _Received(self.gloo.recv(copies, srcRank, tag), copies, tensors)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
     def call(group: HostGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(group._gloo, name)(*args, **kwargs)
+        return getattr(group.gloo, name)(*args, **kwargs)
 
     return call
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """The storage of checkpoints and artifacts: an operator's fsspec URL, or the master's volume."""
 
 import hashlib

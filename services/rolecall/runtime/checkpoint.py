@@ -1,3 +1,4 @@
+# pyright: standard
 """Checkpoints: every role writes its part, and a manifest of the parts makes them valid.
 
 A part is one safetensors file (never pickle). `save_part` may run in all workers in parallel; one of them gathers the
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rolecall.durable_files import sync
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.runtime.blobs import JobBlobs, Records, sha256_of
 from rolecall.runtime.measuring import measurements
 from rolecall.spec import metric

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.spec.errors import IntrudedGang, PeerLost, RendezvousTimeout, RolecallError, UnreachablePeer
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.token import mac

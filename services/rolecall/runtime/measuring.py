@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
@@ -23,7 +23,8 @@ _WRITE_EVERY_S = 1.0
 class Measurements:
     """The values of the metrics in `spec.metric`, by metric and value of its label. Safe for threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._values: dict[tuple[str, str], float] = {}
         self._newest: dict[str, dict[str, float]] = {}
@@ -37,9 +38,9 @@ class Measurements:
     @contextmanager
     def timed(self, what: WorkerMetric) -> Generator[None]:
         """Add the seconds of the body to a counter."""
-        began = time.perf_counter()
+        began = self._clock()
         yield
-        self.add(what, time.perf_counter() - began)
+        self.add(what, self._clock() - began)
 
     def set(self, what: WorkerMetric, value: float) -> None:
         """Set a gauge."""

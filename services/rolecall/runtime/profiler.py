@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec.errors import Conflict, RolecallError
@@ -18,6 +19,8 @@ from rolecall.spec.errors import Conflict, RolecallError
 MAX_TRACE_BYTES = 256 << 20
 """The maximum size of a compressed trace."""
 _LOG = logging.getLogger(__name__)
+_KINETO_SILENT = "6"
+"""Above the levels of Kineto's messages, of which errors have the highest."""
 
 
 class Profiler:
@@ -76,8 +79,7 @@ class Profiler:
         """Called at the start of each step, while a profile is wanted."""
         if self._running is None:
             self._first = number
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
-            self._running = profile(activities=activities)
+            self._running = profile(activities=_activities(self._device))
             self._running.start()
         elif self._first is not None and number - self._first >= self._wanted:
             self._finish(number - 1)
@@ -108,3 +110,11 @@ class Profiler:
         finally:
             plain.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    if device.type == "cuda":
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    # Kineto, which records the trace, looks for GPUs even then, and would report in the job's log that there are none.
+    os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
+    return [ProfilerActivity.CPU]

@@ -1,9 +1,10 @@
+# pyright: standard
 """Calls between the ranks of a gang, which are counted by the role of the called worker."""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -132,7 +133,7 @@ def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answ
 
 
 @contextmanager
-def call_limit(timeout_s: float) -> Iterator[None]:
+def call_limit(timeout_s: float) -> Generator[None]:
     """Raise `CallTimeout`, which names `rpc.timeout_s`, for a call in the body that took longer than this parameter."""
     try:
         yield

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The rendezvous of one attempt's workers, and their ordered shutdown.
 
 Rank 0 listens on an ephemeral port of the gang's address with one store (see `gang_store`). The others get the port
@@ -8,7 +9,7 @@ missing workers.
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.network import links
 from rolecall.runtime import gang_store
 from rolecall.runtime.backends import choose_backend, shared_gpus
@@ -49,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 @contextmanager
 def join_before_role(
     launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter
-) -> Iterator[None]:
+) -> Generator[None]:
     """Join the gang for the duration of the role, see `join_gang`.
 
     The workers of a workload that runs on every node test the network first and join by themselves.
@@ -62,7 +63,7 @@ def join_before_role(
 
 
 @contextmanager
-def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> Iterator[None]:
+def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> Generator[None]:
     """Join the store, the RPC group and the process group of the workload, and leave them at the end of the body.
 
     The shutdown is ordered if the body succeeds or raises `Stopped`. Other errors skip it, because it would wait

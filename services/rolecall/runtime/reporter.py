@@ -36,8 +36,14 @@ class Reporter:
     limit, only lines that the job depends on are written.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._clock = clock
+        self._wall_clock = wall_clock
         self._file = path.open("a", buffering=1)
         self._written = 0
         self._next_write = 0.0
@@ -140,7 +146,7 @@ class Reporter:
         self._write(kind=kind, **fields)
 
     def _write(self, **fields: object) -> None:
-        line = ProgressLine(at=datetime.now(UTC), **fields)  # type: ignore[arg-type]
+        line = ProgressLine(at=self._wall_clock(), **fields)  # type: ignore[arg-type]
         text = line.model_dump_json(exclude_none=True, exclude_defaults=True) + "\n"
         size = len(text.encode())
         if line.kind in _ALWAYS or self._written + size < PROGRESS_BYTES * 7 // 8:

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Records what a worker does: phases such as a forward pass, a look-up or a wait for a peer.
 
 The phases of recent steps are kept. The times of all phases of the main thread are summed by activity, each second
@@ -33,13 +34,19 @@ class Timeline:
     Any thread may record spans. The main thread creates the timeline and runs the steps.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, max_spans: int = MAX_SPANS) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        max_spans: int = MAX_SPANS,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.step_count = 0
         """The number of steps so far."""
         self.on_step: Callable[[int], None] | None = None
         """Called at the start of each step with its number, in the thread that runs the steps."""
         self.now = clock
         """The clock of all times, in seconds."""
+        self._wall_clock = wall_clock
         # Plain tuples with the fields of `Span` and `Step`, which are faster to create.
         self._spans: deque[tuple[Any, ...]] = deque(maxlen=max_spans)
         self._steps: deque[tuple[Any, ...]] = deque(maxlen=MAX_STEPS)
@@ -109,7 +116,7 @@ class Timeline:
         spans, steps = _copy(self._spans), _copy(self._steps)
         kept = sorted((Span(*span) for span in spans[-count:]), key=lambda span: span.begin_s)
         return Window(
-            at=datetime.now(UTC),
+            at=self._wall_clock(),
             clock_s=self.now(),
             steps=tuple(Step(*step) for step in steps),
             spans=tuple(kept),

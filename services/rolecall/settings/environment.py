@@ -11,6 +11,7 @@ from rolecall.settings.secrets import SECRETS
 from rolecall.spec.bounds import RULE
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.json_schema import legal, members, not_null, resolved
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.role import Role
 from rolecall.spec.similar import most_similar
 from rolecall.spec.value_errors import worded
@@ -31,7 +32,7 @@ class SharedSettings(BaseSettings):
     data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
     """Folder for all persistent data: database, blobs, logs, caches."""
     log_format: Annotated[Literal["text", "json"], Field(validation_alias="ROLECALL_LOG_FORMAT")] = "text"
-    """Log format: text, or json with one object a line and the fields event, job, attempt, rank and node."""
+    """Log format: text, or json with an object a line, which can have the fields event, job, attempt, rank and node."""
 
 
 def paths(given: Any) -> Any:
@@ -80,8 +81,10 @@ def _explain(problem: Any, schema: dict[str, Any]) -> str:
     field = not_null(field.get("items", field) if rest else field)
     message, valid = worded(problem, schema, field), legal(schema, field)
     given, choices = problem["input"], members(field)
-    # The value is shown if it is an entry of a list, of which others can be valid, or should be a listed one.
-    if isinstance(given, str) and not is_secret and (rest or choices) and message.startswith("it "):
+    # The value is shown, except for a text that is no entry of a list: it can contain a password that is in no URL.
+    is_safe = rest or choices or not problem["type"].startswith("string_")
+    if isinstance(given, str) and not is_secret and is_safe and message.startswith("it "):
         near = most_similar(given[:_SHOWN_CHARS], map(str, choices)) if choices else None
-        message = f"'{one_line(cut(given, _SHOWN_CHARS))}' {message[3:]}" + f"; did you mean '{near}'?" * bool(near)
+        shown = one_line(cut(redact_text(given), _SHOWN_CHARS))
+        message = f"'{shown}' {message[3:]}" + f"; did you mean '{near}'?" * bool(near)
     return f"{name}: {message}" + (f" (valid: {valid})" if valid not in message else "")

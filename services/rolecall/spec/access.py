@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec.bounds import AwareMoment, Priority, matching
+from rolecall.spec.bounds import WITHOUT_SPACES, AwareMoment, Priority, matching
 from rolecall.spec.model import Request, Value
 
 
@@ -34,8 +34,10 @@ Name = Annotated[
     str,
     matching(
         r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$",
-        "up to 63 lower-case letters, digits, '-', '_' and '.', with a letter or digit first and last",
+        "up to 63 lower-case letters, digits, '-', '_' and '.', with a letter or digit first and last, "
+        "such as nightly-ci",
     ),
+    WITHOUT_SPACES,
 ]
 Scopes = Annotated[frozenset[Scope], Field(min_length=1, fail_fast=True)]
 _Bound = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]

@@ -3,12 +3,14 @@
 They protect the master. Each is far above what a cluster of thousands of GPUs needs.
 """
 
+import re
 from collections.abc import Sized
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
+_NUMBER = re.compile(r"\s*[+-]?\.?\d[\d_.]*(e[+-]?\d+)?\s*", re.IGNORECASE)
 MAX_INTEGER = 2**31 - 1
 """The largest attempt, rank or id that the database can store."""
 MAX_BIGINT = 2**63 - 1
@@ -35,9 +37,16 @@ def _in_utc(given: datetime) -> datetime:
     return given.astimezone(UTC)
 
 
+def _not_a_number(given: Any) -> Any:
+    # Pydantic takes numbers as seconds or milliseconds since 1970, depending on their size.
+    if isinstance(given, int | float) or (isinstance(given, str) and _NUMBER.fullmatch(given)):
+        raise ValueError("the time must have a date and a zone, such as 2026-01-31T18:00:00Z")
+    return given
+
+
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 """A point in time in UTC, for the database and all calculations."""
-AwareMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+AwareMoment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterValidator(_in_utc)]
 """The same for input from users, which must have a time zone."""
 
 
@@ -64,6 +73,16 @@ def at_most(count: int) -> BeforeValidator:
         return given
 
     return BeforeValidator(check)
+
+
+def _without_spaces(given: Any) -> Any:
+    if isinstance(given, str) and " " in given:
+        raise ValueError("it has a space")
+    return given
+
+
+WITHOUT_SPACES = BeforeValidator(_without_spaces)
+"""Explains the most frequent mistake in a text whose pattern allows no spaces; other texts pass."""
 
 
 def matching(pattern: str, rule: str) -> Any:

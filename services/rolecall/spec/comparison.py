@@ -44,7 +44,10 @@ def differences(jobs: Sequence[JobDocument], schemas: Mapping[str, Mapping[str, 
             "params": job.params,
         }
         if job.resources:
-            own = {role.value: one.model_dump(exclude_defaults=True) for role, one in job.resources.items()}
+            own = {
+                role.value: one.model_dump(exclude_defaults=True, exclude={"busy"})
+                for role, one in job.resources.items()
+            }
             fields["resources"] = own
         if job.result:
             fields["result"] = job.result

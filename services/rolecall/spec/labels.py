@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec.bounds import at_most, matching
+from rolecall.spec.bounds import WITHOUT_SPACES, at_most, matching
 
 MAX_LABELS = 32
 """The maximum number of labels of a job."""
@@ -16,10 +16,16 @@ _RULE = "up to 63 letters, digits, '-', '_' and '.', with a letter or digit firs
 LabelName = Annotated[
     str,
     Field(max_length=317),
-    matching(rf"^(?:{_DOMAIN}(?:\.{_DOMAIN})*/)?{_WORD}$", f"{_RULE}, also after a DNS name and '/'"),
+    matching(rf"^(?:{_DOMAIN}(?:\.{_DOMAIN})*/)?{_WORD}$", f"{_RULE}, also after a DNS name and '/', such as team"),
+    WITHOUT_SPACES,
 ]
 """For example `team` or `example.com/team`."""
-LabelValue = Annotated[str, Field(max_length=63), matching(f"^(?:{_WORD})?$", f"nothing, or {_RULE}")]
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    matching(f"^(?:{_WORD})?$", f"nothing, or {_RULE}, such as data-science"),
+    WITHOUT_SPACES,
+]
 _bounded = (at_most(MAX_LABELS), Field(json_schema_extra={"maxProperties": MAX_LABELS}))
 Labels = Annotated[dict[LabelName, LabelValue], *_bounded]
 LabelChanges = Annotated[dict[LabelName, LabelValue | None], *_bounded]

@@ -4,12 +4,13 @@ Names follow Prometheus's rules: a snake-case name with its base unit, and `_tot
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import zip_longest
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 from rolecall.spec.timeline import ACTIVITIES
 
@@ -70,6 +71,57 @@ class Metric:
     def reported(self) -> dict[Split, str]:
         """The name that the workload reports for each split."""
         return {split: self.name if split is Split.TRAIN else f"{split}_{self.name}" for split in self.splits}
+
+
+class Declared(Protocol):
+    """A metric, or the document of one."""
+
+    @property
+    def direction(self) -> Literal["higher", "lower"] | None: ...
+
+    @property
+    def reported(self) -> dict[Split, str]: ...
+
+
+def by_importance(declared: Iterable[Declared]) -> list[str]:
+    """The reported names of metrics with a direction: the loss, then what should rise, then what should fall.
+
+    Of what should rise, evaluated metrics and those of training alternate, so that the first two show how good the
+    model is and how it gets there.
+    """
+    directed = [(one.direction, *reported) for one in declared if one.direction for reported in one.reported.items()]
+    evaluated = [name for to, split, name in directed if to == "higher" and split is not Split.TRAIN]
+    trained = [name for to, split, name in directed if to == "higher" and split is Split.TRAIN]
+    falling = [name for to, _, name in directed if to == "lower"]
+    alternating = (name for pair in zip_longest(evaluated, trained) for name in pair if name is not None)
+    return sorted([*alternating, *falling], key=lambda name: name != "loss")
+
+
+class Score(NamedTuple):
+    """A reported metric with a direction, which says how good a model is."""
+
+    split: Split
+    name: str
+    """As reported."""
+    direction: Literal["higher", "lower"]
+
+
+def scores(declared: Iterable[Declared], reported: Collection[str]) -> list[Score]:
+    """The evaluated metrics among the reported ones, first those that should rise.
+
+    Without any, those of training that should rise.
+    """
+    found = [
+        Score(split, name, one.direction)
+        for one in declared
+        if one.direction
+        for split, name in one.reported.items()
+        if name in reported
+    ]
+    evaluated = [score for score in found if score.split is not Split.TRAIN]
+    return sorted(evaluated, key=lambda score: score.direction != "higher") or [
+        score for score in found if score.direction == "higher"
+    ]
 
 
 def index_in(reported: str, declared: str) -> str | None:
@@ -154,7 +206,9 @@ ENV_STEPS = WorkerMetric("environment_steps_total", "Steps of an observer's envi
 POLICY_LAG = WorkerMetric("policy_lag_updates", "Updates of the agent since the weights of the newest rollouts.")
 INFERENCE_CALLS = WorkerMetric("inference_requests_total", "Requests for actions that the agent answered.")
 INFERENCE_BATCHES = WorkerMetric("inference_batches_total", "Batches in which the agent answered these requests.")
-INFERENCE_SECONDS = WorkerMetric("inference_seconds_total", "Total time from request to answer.")
+INFERENCE_SECONDS = WorkerMetric(
+    "inference_seconds_total", "Total time of these requests from their arrival at the agent to the answer."
+)
 CHECKPOINTS = WorkerMetric("checkpoint_parts_total", "Parts of checkpoints that the worker wrote.")
 CHECKPOINT_SECONDS = WorkerMetric("checkpoint_write_seconds_total", "Time to write and store these parts.")
 CHECKPOINT_BYTES = WorkerMetric("checkpoint_bytes", "Size of the newest part.")

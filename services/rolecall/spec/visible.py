@@ -5,10 +5,15 @@ import unicodedata
 from collections.abc import Collection
 from itertools import islice
 
-# C0 except tab and line feed, DEL, C1, bidirectional control characters, and the separators of lines and paragraphs.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# C0 except tab and line feed, DEL, C1, bidirectional control characters, the separators of lines and paragraphs, and
+# lone surrogates: depending on the locale, Python prints them as any bytes, which can be control characters, or raises.
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+# Spaces without width, invisible operators, the byte order mark, annotations and tags, which make names look equal.
+# Joiners stay, because scripts and emoji need them.
+_INVISIBLE = r"\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+_ESCAPED = re.compile(f"[{_CONTROL}{_INVISIBLE}]")
 # Allowed in logs: colors, and the carriage returns of progress bars.
-_IN_LOG = re.compile(rf"(\x1b\[[0-9;]*m|\r)|{_CONTROL.pattern}")
+_IN_LOG = re.compile(rf"(\x1b\[[0-9;]*m|\r)|[{_CONTROL}]")
 
 # Letters, marks and symbols that are printable for Unicode, but blank: fillers of Hangul, inherent vowels of Khmer, the
 # grapheme joiner, and the pattern of Braille without dots.
@@ -26,12 +31,12 @@ def is_blank(text: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """`text` with control characters escaped as in `\\x1b`, except for tabs and line feeds."""
-    return _CONTROL.sub(_escaped, text)
+    """`text` with control and invisible characters escaped as in `\\x1b`, except for tabs and line feeds."""
+    return _ESCAPED.sub(_escaped, text)
 
 
 def visible_log(text: str) -> str:
-    """Likewise for the output of a program: colors and carriage returns stay as well."""
+    """Likewise for the output of a program: colors, carriage returns and invisible characters stay as well."""
     return _IN_LOG.sub(lambda found: found[1] or _escaped(found), text)
 
 
@@ -53,4 +58,4 @@ def listed(names: Collection[str], most: int = 10) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -58,6 +58,8 @@ class GangResult:
     """The end of each step in seconds of the monotonic clock, by worker."""
     samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """The samples of each step, by worker."""
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """The seconds of each worker's main thread by activity, see `WORKER_METRICS`; without those of its start."""
     peak_gpu_memory: dict[str, int] = field(default_factory=dict[str, int])
     """The most bytes that torch allocated on the GPU at a time, by worker; only workers with a GPU."""
 
@@ -223,6 +225,7 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         role = importlib.import_module(workload.module_of(launch.worker.role))
         with join_before_role(launch, workload, workdir, context.report):
             role.run(context)
+        (folder / f"seconds-{name}").write_text(json.dumps(context.timeline.seconds()))
         if context.device.type == "cuda":
             (folder / f"gpu-memory-{name}").write_text(str(torch.cuda.max_memory_allocated()))
     except BaseException:
@@ -257,11 +260,12 @@ def _collect(folder: Path, gang: GangPlan) -> GangResult:
                 result = line["metrics"]
     return GangResult(
         folder=folder,
-        losses=_read_numbers(folder, "losses", names),
+        losses=_read_lines(folder, "losses", names),
         result=result,
-        step_ends=_read_numbers(folder, "step-ends", names),
-        samples=_read_numbers(folder, "samples", names),
-        peak_gpu_memory={name: int(found[0]) for name, found in _read_numbers(folder, "gpu-memory", names).items()},
+        step_ends=_read_lines(folder, "step-ends", names),
+        samples=_read_lines(folder, "samples", names),
+        seconds={name: found[0] for name, found in _read_lines(folder, "seconds", names).items()},
+        peak_gpu_memory={name: int(found[0]) for name, found in _read_lines(folder, "gpu-memory", names).items()},
     )
 
 
@@ -269,8 +273,8 @@ def _names(gang: GangPlan) -> list[str]:
     return [runtime_context.worker_name(worker.role, worker.role_rank) for worker in gang.workers]
 
 
-def _read_numbers(folder: Path, kind: str, names: list[str]) -> dict[str, list[float]]:
-    """The numbers in the files of one kind, one on each line, by worker; without workers that wrote none."""
+def _read_lines(folder: Path, kind: str, names: list[str]) -> dict[str, list[Any]]:
+    """The values in the files of one kind, as JSON, one on each line, by worker; without workers that wrote none."""
     return {
         name: [json.loads(line) for line in path.read_text().splitlines()]
         for name in names

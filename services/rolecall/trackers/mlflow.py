@@ -1,5 +1,6 @@
 """Jobs as runs of an MLflow tracking server."""
 
+import logging
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,12 @@ from rolecall.trackers.mlflow_values import (
 _JOB = "rolecall.job"
 """The tag that identifies the run of a job."""
 _DEFAULTS = {
-    # By default, the library sends usage statistics to its authors, repeats failed requests for minutes, and prints to
-    # stdout.
+    # By default, the library sends usage statistics to its authors, repeats failed requests for minutes, prints to
+    # stdout, and logs in a format of its own.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_CONFIGURE_LOGGING": "false",
 }
 
 
@@ -131,6 +133,7 @@ class TrackedRuns:
 def _library() -> tuple[Any, Any]:
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # It logs each step that creates or updates a database.
     try:
         return import_module("mlflow"), import_module("mlflow.entities")
     except ImportError:

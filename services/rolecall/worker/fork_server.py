@@ -31,7 +31,7 @@ from typing import Any, NoReturn, cast
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import about, log_to_stderr
+from rolecall.logs import about, log_to_stderr
 from rolecall.orphans import children, end_children
 from rolecall.process import adopt_orphans, die_with_parent
 from rolecall.settings.environment import read_log_format

@@ -16,7 +16,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec.inspection import MAX_FRAMES, MAX_THREADS, Answer, Inspection, ThreadStack
 from rolecall.spec.workdir import ANSWER_HEADER, Workdir
@@ -105,7 +105,8 @@ def stacks() -> Iterator[ThreadStack]:
     """The calls of the threads of this process that run Python, the main thread first, without the caller's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    frames = sorted(sys._current_frames().items(), key=lambda found: found[0] != main)
+    found = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
+    frames = sorted(found.items(), key=lambda one: one[0] != main)
     for ident, frame in islice(((ident, frame) for ident, frame in frames if ident != own), MAX_THREADS):
         calls = tuple(islice(_calls(frame), MAX_FRAMES))
         yield ThreadStack(thread=names.get(ident) or "without a name", frames=calls)

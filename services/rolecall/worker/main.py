@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rolecall import __version__
-from rolecall.edge.logs import about, log_to_stderr, stamp_records
+from rolecall.logs import about, log_to_stderr, stamp_records
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import JobBlobs, SharedBlobs
@@ -93,6 +93,7 @@ def play(request: ForkRequest) -> int:
 
 
 def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: Inspector) -> None:
+    """Load the workload, check the node, join the gang, and run the function of the worker's role."""
     launch = request.launch
     # Before the second thread starts: torch rebuilds its pool on first use after a fork, which is not thread-safe.
     torch.set_num_threads(launch.worker.threads)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolecall import landlock, seccomp
-from rolecall.edge.logs import about
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, AccessRights
+from rolecall.logs import about
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_local_folder
 from rolecall.settings.private_paths import private_paths

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """Each trainer sends to the other by RPC, with gradients, and by the process group; both check what arrives."""
 
 from collections.abc import Sequence

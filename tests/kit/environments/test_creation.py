@@ -1,3 +1,4 @@
+# pyright: standard
 """Environments by id or entry point, and their spaces."""
 
 from typing import Any

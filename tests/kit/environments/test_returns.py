@@ -1,3 +1,4 @@
+# pyright: standard
 """Advantages against their definition, written out."""
 
 import pytest

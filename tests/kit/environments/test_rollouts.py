@@ -1,3 +1,4 @@
+# pyright: standard
 """Trajectories of environments that are played side by side."""
 
 import pytest

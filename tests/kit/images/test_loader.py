@@ -1,3 +1,4 @@
+# pyright: standard
 """The same seed gives the same batches, however many processes make them and wherever they begin."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# pyright: standard
 """Images in folders and IDX files, and the errors of invalid ones."""
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which tensors the loops in C can read."""
+"""The tensors that the loops in C can read."""
 
 import pytest
 import torch

@@ -1,3 +1,4 @@
+# pyright: standard
 """The loops in C refuse what they would read or write outside of memory. `test_rows` compares them with torch."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: standard
 """The loops of updates compute what torch's operations do, and refuse what they would read outside of memory."""
 
 from typing import Any

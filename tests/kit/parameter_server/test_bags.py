@@ -6,6 +6,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.measured import increases, measured
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.futures import Future
@@ -25,8 +26,6 @@ from rolecall.kit.parameter_server import (
 from rolecall.kit.parameter_server.bags import Pooling, pool_remotely
 from rolecall.kit.parameter_server.lookup import distinct_rows, request_rows
 from rolecall.kit.parameter_server.rows import mean_rows
-from rolecall.runtime.measuring import measurements
-from rolecall.runtime.timeline import Timeline
 from rolecall.spec import metric
 
 # Torch warns of the Gloo groups that it creates itself.
@@ -68,15 +67,12 @@ def test_the_share_of_distinct_ids_is_that_of_look_ups_by_row() -> None:
         future.set_result(torch.zeros(3, 3))
         return future
 
-    def counted() -> list[float]:
-        values = measurements.values(Timeline())
-        return [values.get(one.name, {}).get("", 0.0) for one in (metric.LOOK_UP_IDS, metric.LOOK_UP_SENT)]
-
-    ids, sent = counted()
+    counted = metric.LOOK_UP_IDS, metric.LOOK_UP_SENT
+    before = measured(*counted)
     pool_remotely(torch.tensor([2, 2, 2]), torch.tensor([0, 1, 2]), 1, answered)
-    assert counted() == [ids, sent]
+    assert increases(before, *counted) == [0, 0]
     request_rows(distinct_rows(IDS, 2), answered)
-    assert counted() == [ids + 5, sent + 4]
+    assert increases(before, *counted) == [5, 4]
 
 
 def gradient(forward: nn.Module, weight: Tensor) -> tuple[Tensor, Tensor]:

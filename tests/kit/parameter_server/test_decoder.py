@@ -1,3 +1,4 @@
+# pyright: standard
 """The decoder's loss and gradients in closed form are autograd's, whole or cut into shards over servers."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: standard
 """Look-ups request each distinct row once, and their backward pass sums the gradients of equal ids."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: standard
 """The loop of trainers: steps on the mean loss, checkpoints of trainer and servers."""
 
 import threading

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """Update protocols compared with one local optimizer."""
 
 import warnings

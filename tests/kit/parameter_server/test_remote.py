@@ -1,3 +1,4 @@
+# pyright: standard
 """Vectors that trainers get from shards, and gradients that they send: where they are, and their precision."""
 
 import pytest

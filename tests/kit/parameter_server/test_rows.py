@@ -1,3 +1,4 @@
+# pyright: standard
 """Steps on the rows of a gradient equal torch's own steps, and means of gradients equal dense means."""
 
 from typing import Any

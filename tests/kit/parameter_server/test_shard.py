@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """A shard averages the gradients of all trainers and steps its optimizer; trainers are threads here."""
 
 from collections.abc import Callable
@@ -7,12 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
+from tests.measured import increases, measured
 from torch import Tensor
 from torch.optim import SGD
 
 from rolecall.kit import Stopped
 from rolecall.kit.optimizers import OptimizerChoice
 from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, serve, sharded_embedding
+from rolecall.spec.metric import SERVED_CALLS, SERVED_ROWS, SERVED_SECONDS, TABLE_BYTES, UPDATE_SECONDS, UPDATES
 
 from .conftest import WorkerContextOfTest, manifest_of
 
@@ -46,8 +49,12 @@ def train(shards: Shards, ids: Tensor, apply: Callable[[int], object]) -> None:
 
 @pytest.mark.usefixtures("gang", "context")
 def test_a_synchronous_step_is_that_of_the_mean_gradient() -> None:
+    (size,) = measured(TABLE_BYTES)
     shards = shards_of(2)
     before = rows(shards)
+    assert measured(TABLE_BYTES) == [size + 4 * ROWS * DIM]
+    counted, timed = (SERVED_CALLS, SERVED_ROWS, UPDATES), (SERVED_SECONDS, UPDATE_SECONDS)
+    counts, times = measured(*counted), measured(*timed)
 
     def one(trainer: int) -> None:
         # Each trainer has references of its own, as after a transfer to another process: they keep its gradients.
@@ -58,6 +65,8 @@ def test_a_synchronous_step_is_that_of_the_mean_gradient() -> None:
         list(trainers.map(one, range(2)))
     mean = (gradient(IDS[0]) + gradient(IDS[1])) / 2
     torch.testing.assert_close(rows(shards), before - LR * 0.1 * mean)
+    assert increases(counts, *counted) == [2, 4, 1], "each trainer looks up two distinct rows"
+    assert min(increases(times, *timed)) > 0
 
 
 @pytest.mark.usefixtures("gang", "context")
@@ -74,12 +83,17 @@ def test_an_asynchronous_shard_waits_for_nobody() -> None:
 def test_gathered_gradients_are_scaled_and_applied_once() -> None:
     shards = shards_of(1)
     before = rows(shards)
+    counts, times = measured(UPDATES), measured(UPDATE_SECONDS)
 
     def clip(context_id: int) -> None:
         (squared,) = torch.futures.wait_all(shards.gather(context_id, 7, 0))
         assert squared == pytest.approx(float(gradient(IDS[0]).square().sum()))
+        (gathered_s,) = increases(times, UPDATE_SECONDS)
+        assert gathered_s > 0
         for _ in range(2):  # Each trainer of a gang sends the same request.
             torch.futures.wait_all(shards.update(7, 0.25, 1.0))
+        assert increases(counts, UPDATES) == [1]
+        assert increases(times, UPDATE_SECONDS) > [gathered_s]
 
     train(shards, IDS[0], clip)
     torch.testing.assert_close(rows(shards), before - LR * 0.25 * gradient(IDS[0]))

@@ -1,3 +1,4 @@
+# pyright: standard
 """Updates in closed form are those of the papers' formulas with autograd; tests/numerics has whole trainings."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# pyright: standard
 """Passes through layers give what the modules give, and gradients what autograd gives."""
 
 import copy
@@ -47,7 +48,7 @@ def _with_gradients(modules: nn.Sequential) -> nn.Sequential:
 def test_a_backward_pass_in_parts_gives_what_autograd_gives(
     activation: type[nn.Module], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlp, "_ROWS", rows)
+    monkeypatch.setattr(mlp, "ROWS", rows)
     modules, inputs = layers(activation, torch.float64), torch.randn(50, INPUTS, dtype=torch.float64)
     ours, gradient = _with_gradients(modules), torch.randn(50, 2, dtype=torch.float64)
     outputs: Tensor = modules(inputs)

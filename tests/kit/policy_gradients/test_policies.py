@@ -1,11 +1,15 @@
+# pyright: standard
 """Values and gradients of policies. `test_algorithms` compares whole updates with those of autograd."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from tests.kit.policy_gradients.modules import INPUTS, Actor, OneMatrix, Shared, Spare, TwoMlps
 from torch import nn
+
+from rolecall.kit.policy_gradients.mlp import ROWS
 
 
 def actor(network: Callable[[], nn.Module], *, gaussian: bool = False) -> Actor:
@@ -80,3 +84,57 @@ def test_the_gradient_of_a_single_parameter_stays_where_it_is_and_does_not_add_u
     address, before = parameter.grad.data_ptr(), norm()
     run(3)
     assert (parameter.grad.data_ptr(), norm()) == (address, before)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def both_passes(rows: int) -> tuple[list[torch.Tensor], bool]:
+    """The results of a policy's passes over random rows, and whether the critic's ran in a thread of its own."""
+    before = set(threading.enumerate())
+    module, observations = actor(lambda: TwoMlps(8)), torch.randn(rows, INPUTS, dtype=torch.float64)
+    policy = module.differentiable()
+    with policy.updating():
+        assert torch.get_num_threads() == 1
+        outputs, values = policy.forward(observations)
+        policy.backward(torch.ones_like(outputs), torch.ones_like(values))
+    (parameter,) = policy.parameters
+    assert parameter.grad is not None
+    # The thread lives as long as the policy.
+    is_parallel = any(thread.name.startswith("critic") for thread in set(threading.enumerate()) - before)
+    return [outputs, values, parameter.grad], is_parallel
+
+
+@pytest.mark.usefixtures("implementation")
+def test_a_large_batch_passes_through_both_networks_at_once_with_the_results_of_one_thread(
+    threads: Callable[[int], None],
+) -> None:
+    threads(1)
+    expected, is_parallel = both_passes(3 * ROWS)
+    assert not is_parallel
+    threads(2)
+    found, is_parallel = both_passes(3 * ROWS)
+    assert is_parallel
+    assert torch.get_num_threads() == 2
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_small_batch_needs_no_second_thread(threads: Callable[[int], None]) -> None:
+    threads(2)
+    assert not both_passes(ROWS)[1]
+
+
+def test_an_error_of_the_critic_in_the_second_thread_is_raised(threads: Callable[[int], None]) -> None:
+    threads(2)
+    policy = actor(lambda: TwoMlps(8)).differentiable()
+    with policy.updating():
+        outputs, values = policy.forward(torch.randn(2 * ROWS, INPUTS, dtype=torch.float64))
+        with pytest.raises(ValueError, match="shorter"):
+            policy.backward(outputs, values[:ROWS])
+    assert torch.get_num_threads() == 2

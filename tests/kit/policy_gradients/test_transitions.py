@@ -1,3 +1,4 @@
+# pyright: standard
 """Transitions of a trajectory whose episodes end at different steps."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# pyright: standard
 import errno
 import gzip
 import io

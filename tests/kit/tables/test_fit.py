@@ -1,3 +1,4 @@
+# pyright: standard
 """Columns fitted to the training rows, against numpy on the whole column."""
 
 from collections import Counter

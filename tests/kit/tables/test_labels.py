@@ -1,3 +1,4 @@
+# pyright: standard
 """Labels with classes and labels that are numbers."""
 
 from pathlib import Path

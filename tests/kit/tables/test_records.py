@@ -1,3 +1,4 @@
+# pyright: standard
 """Chunks of rows are encoded as records of numbers."""
 
 import numpy as np

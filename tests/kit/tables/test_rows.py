@@ -1,3 +1,4 @@
+# pyright: standard
 import gzip
 import re
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: standard
 """A text in batches: streams are read once and in order, sequences are packed and shuffled."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: standard
 """Text files become the same tokens however they are packed, split and read."""
 
 import gzip

@@ -1,3 +1,4 @@
+# pyright: standard
 """A file system for fsspec whose URLs bear credentials: `vault://KEY:SECRET@store/path` is the local file `/path`."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: standard
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path

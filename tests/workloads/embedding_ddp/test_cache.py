@@ -1,3 +1,4 @@
+# pyright: standard
 """A large file becomes a cache in small memory, and batches come from it fast."""
 
 import json

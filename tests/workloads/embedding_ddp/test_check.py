@@ -1,7 +1,8 @@
+# pyright: standard
 """Refusals of a job before its gang starts."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ def refusal(path: Path | str, **data: object) -> str:
 
 
 @contextmanager
-def without_privileges() -> Iterator[None]:
+def without_privileges() -> Generator[None]:
     """Root may read every file: then be nobody for a while."""
     if os.geteuid() != 0:
         yield

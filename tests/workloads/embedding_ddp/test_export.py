@@ -1,3 +1,4 @@
+# pyright: standard
 import json
 import subprocess
 import sys

@@ -1,3 +1,4 @@
+# pyright: standard
 """Parameters of a job, the errors of invalid ones, and how they get from the master to workers."""
 
 import json

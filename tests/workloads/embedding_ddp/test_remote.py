@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The model over both sides of RPC, and where bags are pooled."""
 
 import warnings

@@ -1,9 +1,9 @@
+# pyright: standard
 """The messages through the master, with blobs in a dictionary, and RPC measured between two real processes."""
 
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from tests.clock import ManualClock
+from tests.ports import free_port
 from torch.distributed import rpc
 
 from rolecall.network.links import Link, gather_links
@@ -133,8 +134,8 @@ def test_what_is_wrong_with_the_master_is_reported_at_once_and_not_waited_for(tm
 
 def test_only_unreachable_links_are_left() -> None:
     """In the format of `links`, which reads them."""
-    open_way, cut = Link(origin="a", target="b", seconds=0.1), Link(origin="b", target="a", error="no", remedy="mend")
-    words = {link.origin: json.dumps({"links": [link.model_dump()]}) for link in (open_way, cut)}
+    intact, cut = Link(origin="a", target="b", seconds=0.1), Link(origin="b", target="a", error="no", remedy="mend")
+    words = {link.origin: json.dumps({"links": [link.model_dump()]}) for link in (intact, cut)}
 
     class CutLink:
         def post(self, topic: str, text: str) -> None: ...
@@ -158,8 +159,7 @@ def _rank(rank: int, port: int, ours: Connection) -> None:
 
 @pytest.mark.slow
 def test_speeds_are_figures_and_a_stall_is_reported_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ours, theirs = processes.Pipe()
     ranks = [processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
     for process in ranks:

@@ -1,7 +1,8 @@
+# pyright: standard
 """Findings are reported even if the gang's RPC does not start, or stalls."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import files
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ NODES = ("a", "b")
 EXAMPLE = json.loads((files(TRAINING.package) / "example.json").read_text())["params"]
 
 
-class Told:
+class Reports:
     """The reports of a worker."""
 
     def __init__(self) -> None:
@@ -49,16 +50,16 @@ class Exchange:
     def post(self, topic: str, text: str) -> None: ...
 
     def gather(self, topic: str) -> Messages:
-        told = {"address": "127.0.0.1", "interface": "lo", "host": "h", "resolved": None, "python": "3", "torch": "2"}
-        return {node: Facts.model_validate(told | {"node": node}).model_dump_json() for node in NODES}
+        facts = {"address": "127.0.0.1", "interface": "lo", "host": "h", "resolved": None, "python": "3", "torch": "2"}
+        return {node: Facts.model_validate(facts | {"node": node}).model_dump_json() for node in NODES}
 
 
-def examine(monkeypatch: pytest.MonkeyPatch, rank: int, join_gang: Any) -> Told:
+def examine(monkeypatch: pytest.MonkeyPatch, rank: int, join_gang: Any) -> Reports:
     """Play the worker of that rank, where the links are open and the gang meets like this."""
     workers = [SimpleNamespace(node=node, role=Role.TRAINER, role_rank=n, rank=n) for n, node in enumerate(NODES)]
     gang = SimpleNamespace(workers=workers, addresses=dict.fromkeys(NODES, "127.0.0.1"))
     launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1, secret="s")
-    report = Told()
+    report = Reports()
     own = {"launch": launch, "rank": rank, "report": report, "workdir": None, "world_size": 2, "params": Params()}
     context = SimpleNamespace(stop_requested=lambda: None, **own)
     monkeypatch.setattr(worker, "BlobExchange", Exchange)
@@ -69,13 +70,13 @@ def examine(monkeypatch: pytest.MonkeyPatch, rank: int, join_gang: Any) -> Told:
 
 
 @contextmanager
-def never(*_: Any) -> Iterator[None]:
+def never(*_: Any) -> Generator[None]:
     raise RuntimeError("Followers ['trainer-1'] timed out in _all_gather after 30.00 seconds.\nMore of it")
     yield
 
 
 @contextmanager
-def at_once(_launch: Any, _workload: Any, _workdir: Any, report: Told) -> Iterator[None]:
+def at_once(_launch: Any, _workload: Any, _workdir: Any, report: Reports) -> Generator[None]:
     report.joined()
     yield
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """The policy's fast passes, and updates of the learner; `tests/numerics` has whole trainings."""
 
 from typing import Any

@@ -90,7 +90,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, program: str, output: Path) -> str:
-    """What the program writes, which gets the path `output`."""
+    """The output of the program, which gets the path `output`."""
     script = output.with_name("program.py")
     script.write_text(program)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}"}

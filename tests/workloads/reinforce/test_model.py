@@ -1,3 +1,4 @@
+# pyright: standard
 """Policies: what they see, how they choose, what they hand over."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: standard
 """The tutorial's protocol between an agent and an observer in one process, by real RPC."""
 
 from collections.abc import Iterator

@@ -1,13 +1,21 @@
+# pyright: reportPrivateUsage=false
 """The agent's bookkeeping, and what it makes of observers that are slow or lost."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from tests.measured import measured
+from tests.own_process import worker_context
 
+from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
+from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import _shares
+from rolecall.workloads.reinforce.training import Training
 
 GANG = {Role.TRAINER: 1, Role.OBSERVER: 2}
 HERE = "tests.workloads.reinforce.playgrounds"
@@ -29,6 +37,41 @@ def job(environment: str, **changes: Any) -> dict[str, Any]:
 def test_seeds_are_shared_evenly() -> None:
     assert _shares([1, 2, 3, 4, 5], [0, 2]) == {0: (1, 2, 3), 2: (4, 5)}
     assert _shares([1], [0, 2]) == {0: (1,)}
+
+
+class _Observers:
+    """Two observers, of which the second one's rollout takes until the third update."""
+
+    def __init__(self) -> None:
+        self.idle = [0, 1]
+        self._gathered = iter([[0], [0], [0, 1], [0, 1]])
+
+    def send(self, rank: int, request: object) -> None: ...
+
+    def gather(self, share: float) -> dict[int, Any]:
+        self.idle = next(self._gathered)
+        rollout = SimpleNamespace(agent_outputs=(), env_outputs=SimpleNamespace(valid=torch.ones(1)))
+        return dict.fromkeys(self.idle, rollout)
+
+
+def do_nothing(*_: object) -> None: ...
+
+
+def test_the_policy_lag_is_that_of_the_oldest_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = Params.model_validate({"environment": "CartPole-v1"})
+    with worker_context(tmp_path, params, Role.TRAINER) as context:
+        training: Any = Training(context)
+        training._observers = _Observers()
+        for owner, name in ((training._learner, "train"), (training, "_finish_update")):
+            monkeypatch.setattr(owner, name, do_nothing)
+        lags: list[float] = []
+        for update in range(1, 5):
+            with context.timeline.step(update):
+                training._train_update(update)
+            lags += measured(POLICY_LAG)
+        spans = [(span.name, span.category) for span in context.timeline.window(1 << 20).spans if span.step == 1]
+    assert lags == [0, 0, 2, 0]
+    assert spans == [("await rollouts", "wait"), ("learn", "compute")]
 
 
 TUTORIAL = {

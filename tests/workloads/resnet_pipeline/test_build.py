@@ -1,3 +1,4 @@
+# pyright: standard
 """One stage's arithmetic, without a gang."""
 
 import sys

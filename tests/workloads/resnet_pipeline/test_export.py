@@ -1,3 +1,4 @@
+# pyright: standard
 """The exported model needs neither Rolecall nor a cluster."""
 
 import os

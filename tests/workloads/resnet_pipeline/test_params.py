@@ -1,3 +1,4 @@
+# pyright: standard
 """Parameters of a job and the errors of invalid ones."""
 
 import json

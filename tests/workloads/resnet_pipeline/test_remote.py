@@ -1,8 +1,10 @@
+# pyright: reportPrivateUsage=false
 """Tensors are taken in the receiver's order, whatever the order they come in. A job of protocol `tutorial` or `1f1b`
 ends when a stage fails or is slow.
 """
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
-from rolecall.workloads.resnet_pipeline.remote import Inbox, _Turns
+from rolecall.workloads.resnet_pipeline.remote import Inbox, Key, _Turns
 
 
 def test_what_came_early_waits_for_its_turn() -> None:
@@ -43,6 +45,29 @@ def test_a_taker_waits_for_what_it_wants() -> None:
         assert not taken.done()
         inbox.put(("gradient", 0), torch.ones(1))
         assert taken.result(timeout=10) == 1
+
+
+def test_every_taker_gets_its_own_tensor() -> None:
+    """One that waits for another tensor must not use up the wakeup of the taker of a new one."""
+    inbox, taken = Inbox(), dict[Key, torch.Tensor]()
+    keys: list[Key] = [("gradient", 0), ("activation", 0), ("labels", 0)]
+
+    def take(key: Key) -> None:
+        taken[key] = inbox.take(key)
+
+    takers = [threading.Thread(target=take, args=(key,), daemon=True) for key in keys]
+    for number, taker in enumerate(takers, 1):
+        taker.start()
+        while len(inbox._changed._waiters) < number:  # type: ignore[attr-defined] - those that wait, in their order
+            time.sleep(0.001)
+    inbox.put(keys[1], torch.ones(1))
+    takers[1].join(10)
+    assert taken == {keys[1]: 1}
+    inbox.put(keys[2], torch.zeros(1))
+    inbox.put(keys[0], torch.zeros(1))
+    for taker in takers:
+        taker.join(10)
+    assert taken.keys() == set(keys)
 
 
 THEIRS = """
@@ -104,7 +129,8 @@ def test_a_call_that_takes_too_long_ends_the_attempt_and_names_the_parameter(tmp
 
 
 def test_threads_compute_in_turn() -> None:
-    turns, order = _Turns(), []
+    turns = _Turns()
+    order: list[int] = []
 
     def compute(number: int) -> None:
         with turns.turn(number):

@@ -1,3 +1,4 @@
+# pyright: standard
 """The stages of a pipeline, called as the driver calls them. tests/numerics compares whole gangs with one process."""
 
 from collections.abc import Callable, Iterator
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.measured import measured
 from tests.numerics.resnet_pipeline_reference import scores, train_alone
 from tests.own_process import own_rpc, worker_context
 
 from rolecall.kit.worker import WorkerContext
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec.errors import Stopped
+from rolecall.spec.metric import IN_FLIGHT
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline import stage as stages
@@ -73,6 +76,7 @@ def both(contexts: list[WorkerContext[Params]], tmp_path: Path, monkeypatch: pyt
         assert info.images == {"train": 13, "validation": 7}
         for one in pipeline:  # One by one, because the first weights come from the generator of all threads.
             one.build(cut(5), CLASSES)
+            assert measured(IN_FLIGHT) == [2]
         yield call
 
 
@@ -80,7 +84,7 @@ def both(contexts: list[WorkerContext[Params]], tmp_path: Path, monkeypatch: pyt
 def test_two_stages_do_what_one_process_does(both: Any, contexts: list[WorkerContext[Params]]) -> None:
     reference = train_alone(PARAMS)
     for step in range(2):
-        first, last = both(PipelineStage.train, 0, step, 1.0)
+        first, last = both(PipelineStage.train, step + 1, 0, step, 1.0)
         assert isinstance(first, StageStep)
         assert first.loss == 0.0
         assert last.loss == pytest.approx(reference.losses[step], abs=1e-10)
@@ -106,15 +110,17 @@ def test_random_numbers_of_a_step_depend_only_on_its_position_and_the_stage(
     """A resumed attempt drops the same activations, although checkpoints have no state of generators."""
     monkeypatch.setattr(PipelineStage, "_train_step", lambda *_: float(torch.rand(())))
     first, last = map(PipelineStage, contexts)
-    drawn = [one.train(epoch, step, 1.0).loss for one, epoch, step in ((first, 0, 0), (first, 0, 1), (first, 1, 0))]
-    drawn.append(last.train(0, 0, 1.0).loss)
+    drawn = [
+        one.train(1, epoch, batch, 1.0).loss for one, epoch, batch in ((first, 0, 0), (first, 0, 1), (first, 1, 0))
+    ]
+    drawn.append(last.train(1, 0, 0, 1.0).loss)
     assert len(set(drawn)) == 4
-    assert first.train(0, 0, 1.0).loss == drawn[0]
+    assert first.train(1, 0, 0, 1.0).loss == drawn[0]
 
 
 def test_a_rate_of_zero_moves_nothing(both: Any) -> None:
     before = [{name: value.clone() for name, value in part.items()} for part in both(PipelineStage.weights)]
-    both(PipelineStage.train, 0, 0, 0.0)
+    both(PipelineStage.train, 1, 0, 0, 0.0)
     torch.testing.assert_close(both(PipelineStage.weights), before, rtol=0, atol=0)
 
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """The exported model runs in plain PyTorch, and writes and scores text."""
 
 import math

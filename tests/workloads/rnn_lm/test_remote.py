@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The tutorial's modules: dropout by a seed, and an `RNNModel` that trains as in the tutorial's own loop."""
 
 import warnings

@@ -1,3 +1,4 @@
+# pyright: standard
 """Whole models that a job brings, cut between their children."""
 
 import importlib

@@ -1,4 +1,4 @@
-"""What steps and epochs report."""
+"""The reports of steps and epochs."""
 
 from array import array
 from pathlib import Path

@@ -6,7 +6,7 @@ that the operator allows. Neither Gymnasium nor Gym gets a name that it would im
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -41,7 +41,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
     """
     arguments = _arguments(environment) | ({"render_mode": "rgb_array"} if render else {})
     try:
-        made = _make_unwrapped(environment, arguments)
+        made: object = _make_unwrapped(environment, arguments)
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
     except _CREATION_ERRORS as error:
@@ -49,7 +49,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
         raise InputError(f"the environment {environment.id!r} has the type {type(made).__name__}, not gymnasium.Env")
-    return made
+    return cast(Env, made)
 
 
 def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any]:
@@ -124,7 +124,7 @@ def _registered_id(name: str) -> str:
     return registered
 
 
-def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
+def _wrapper(wrapper: Wrapper) -> Callable[..., object]:
     name = wrapper.entry_point
     if ":" in name:
         return _find_allowed_class(name, gymnasium.Wrapper)
@@ -133,7 +133,7 @@ def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
     found = getattr(gymnasium.wrappers, name)
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
         raise InputError(f"{name} is not a wrapper of gymnasium.wrappers")
-    return found
+    return cast(Callable[..., object], found)
 
 
 def _find_allowed_class(name: str, kind: type) -> Callable[..., Any]:
@@ -163,6 +163,8 @@ def _observation(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"count": int(space.n), "start": int(space.start)}
         case spaces.Box():
             return {"shape": list(space.shape)}
+        case _:
+            pass
     raise InputError(
         f"policies support Box and Discrete observations, but this environment's are {space}; "
         "add a wrapper, for example FlattenObservation"
@@ -175,6 +177,8 @@ def _action(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"count": int(space.n), "start": int(space.start)}
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             return {"shape": list(space.shape), "low": _bounds(space.low), "high": _bounds(space.high)}
+        case _:
+            pass
     raise InputError(
         f"policies support Discrete actions and Box actions of floats, but this environment's are {space}; "
         "add a wrapper that converts them"

@@ -1,3 +1,4 @@
+# pyright: standard
 """Actions for observers that request them: an agent answers several requests with one forward pass of its policy.
 
 A batch is processed when it is full or the deadline of its first request has passed, so that a slow observer does not
@@ -7,7 +8,7 @@ block the others.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,7 +68,7 @@ class InferenceServer:
         self._serving: futures.Future[None] | None = None
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> Generator[None]:
         """Serve requests in a thread while the body runs."""
         with ThreadPoolExecutor(1, "inference") as executor:
             self._serving = executor.submit(self._serve)

@@ -1,3 +1,4 @@
+# pyright: standard
 """Rollouts: steps a vector of environments and records trajectories, T steps of n environments."""
 
 from collections.abc import Callable

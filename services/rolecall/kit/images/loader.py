@@ -1,3 +1,4 @@
+# pyright: standard
 """Batches of images, decoded and augmented in loader processes; the same for any number of processes.
 
 Augmentation depends only on (seed, epoch, image), and a batch on (epoch, step), so that loading can start at any step.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 
 _LOG = logging.getLogger(__name__)
 LIBRARY = Path(__file__).with_name("libnative.so")

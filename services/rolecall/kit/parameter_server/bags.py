@@ -1,3 +1,4 @@
+# pyright: standard
 """Embedding bags on parameter servers, which send one pooled vector per bag instead of a vector per id.
 
 Ragged bags are flat ids [n] and offsets [b] on the CPU, as of torch's `EmbeddingBag`: bag `i` has the ids from

@@ -1,3 +1,4 @@
+# pyright: standard
 """A linear layer over many classes, such as the tokens of a vocabulary, sharded over the servers, with its loss.
 
 The servers compute logits, their cross-entropy, and the gradient of both in closed form. Autograd would keep three
@@ -117,7 +118,7 @@ class DecoderShard(nn.Module):
         call.mark_written()
         return self._product(call.logits, self.weight)
 
-    def set_gradients(self, received: list[Tensor]) -> None:
+    def set_gradients(self, received: Sequence[Tensor]) -> None:
         """Set `grad` to the mean over the trainers. Each sent [2, n]: the weight of each token's softmax in this shard,
         and of its target, in the gradient of the loss."""
         weight, bias = (self._kept_gradient(one) for one in (self.weight, self.bias))
@@ -218,6 +219,10 @@ class RemoteDecoder:
         return self._losses(hidden.to(self._transfer_device), targets.to(self._transfer_device))
 
     def _at_servers(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The losses, which the servers compute together with their gradients.
+
+        The backward pass sends each server the weights of its gradients, and returns the gradient of `hidden`.
+        """
         if not torch.is_grad_enabled():
             return combine_loss_terms(self._ask("loss_terms", hidden, targets))
         terms = self._ask("loss_and_gradient_terms", hidden.detach(), targets, self._trainer)

@@ -1,3 +1,4 @@
+# pyright: standard
 """Row-wise sharding of a module, and the initial values of its rows.
 
 Row `i` of the module is row `i // count` of shard `i % count`. If rows are sorted by frequency, each shard gets its

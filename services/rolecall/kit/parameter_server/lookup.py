@@ -1,3 +1,4 @@
+# pyright: standard
 """Look-ups of a trainer: each distinct row once from its shard, and the gradient of these rows."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The training loop of trainers with some or all weights on parameter servers."""
 
 from abc import abstractmethod

@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """Update protocols: apply a step's gradients to the weights in the trainer and on the parameter servers."""
 
 import math

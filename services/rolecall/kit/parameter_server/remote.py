@@ -1,3 +1,4 @@
+# pyright: standard
 """The trainers' side of sharded modules: references, RPC calls and `ShardedEmbedding`."""
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,3 +1,4 @@
+# pyright: standard
 """Gradients of single rows, on the servers: the mean over the trainers, and optimizer steps on these rows alone."""
 
 from collections.abc import Callable, Iterator, Sequence

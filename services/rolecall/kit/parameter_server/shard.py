@@ -180,7 +180,7 @@ class Shard:
         """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
         if isinstance(self._module, ComputedGradients):
             with torch.no_grad():
-                self._module.set_gradients(cast(list[Tensor], received))
+                self._module.set_gradients(cast(Sequence[Tensor], received))
             return
         contexts = [one for one in received if isinstance(one, int)]
         if contexts:
@@ -197,7 +197,9 @@ class Shard:
     def _average_rows(self, gradients: list[RowGradient]) -> None:
         weight = self._module.get_parameter("weight")
         mean = mean_rows(gradients, self._trainers)
-        sparse = torch.sparse_coo_tensor(mean.rows.unsqueeze(0), mean.values, weight.shape, is_coalesced=True)
+        sparse = torch.sparse_coo_tensor(  # pyright: ignore[reportUnknownMemberType] - torch's own types
+            mean.rows.unsqueeze(0), mean.values, weight.shape, is_coalesced=True
+        )
         weight.grad = sparse if steps_on_rows(self._optimizer) else sparse.to_dense()
 
     def _step(self, rate_factor: float) -> None:

@@ -1,3 +1,4 @@
+# pyright: standard
 """Updates of a policy by REINFORCE with a baseline or PPO, whose losses are differentiated in closed form. No I/O, no
 clock.
 """

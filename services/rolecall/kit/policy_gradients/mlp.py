@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rolecall.kit.native import library, update_loops
 
-_ROWS = 2048
+ROWS = 2048
 """Rows in one pass through the layers: the results of more would not fit into a core's cache."""
 
 
@@ -46,7 +46,7 @@ class Layers:
 
 def in_parts(inputs: Tensor) -> Sequence[Tensor]:
     """The rows of inputs [b, ...] in parts that fit into a core's cache."""
-    return inputs.split(_ROWS)
+    return inputs.split(ROWS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - torch's own types
 
 
 class DifferentiableLayers(Layers):

@@ -1,3 +1,4 @@
+# pyright: standard
 """The outputs and values of a policy, and the gradients of its parameters. No I/O, no clock.
 
 A policy is a torch module with a network from encoded observations [b, ...] to outputs [b, outputs], which describe
@@ -5,17 +6,21 @@ the distribution of the actions, and values [b].
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rolecall.kit.flat import as_one_vector
 from rolecall.kit.native import library, update_loops
-from rolecall.kit.policy_gradients.mlp import DifferentiableLayers, in_parts
+from rolecall.kit.policy_gradients.mlp import ROWS, DifferentiableLayers, in_parts
 
 Encode = Callable[[Tensor], Tensor]
 """Maps raw observations to the inputs of the network."""
+_T = TypeVar("_T")
 
 
 class DifferentiablePolicy(ABC):
@@ -36,6 +41,14 @@ class DifferentiablePolicy(ABC):
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
+
+    @contextmanager
+    def updating(self) -> Generator[None]:
+        """A context for all that belongs to one update, in which a policy may use torch's threads in its own way.
+
+        Torch's number of threads is that of the process: a thread that first uses torch within the context keeps it.
+        """
+        yield
 
     @abstractmethod
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +100,9 @@ class MlpPolicy(DifferentiablePolicy):
     """Two MLPs, for the outputs and the values, of linear layers with tanh or ReLU between them.
 
     All parameters of the module become parts of one vector, and all gradients of another.
+
+    An update takes one thread, because its operations are too short for several. If torch has more, large batches pass
+    through both networks at the same time. The results are those of one thread.
     """
 
     def __init__(
@@ -102,17 +118,32 @@ class MlpPolicy(DifferentiablePolicy):
         assert vector.grad is not None
         self._gradients = vector.grad
         self._actor, self._critic = DifferentiableLayers(actor), DifferentiableLayers(critic)
+        self._threads = 1
+        self._second_thread = ThreadPoolExecutor(1, "critic", initializer=torch.set_num_threads, initargs=(1,))
+
+    @contextmanager
+    def updating(self) -> Generator[None]:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._threads)
+            self._threads = 1
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         parts = in_parts(self._encode(observations).flatten(1))
-        return self._actor.forward(parts), self._critic.forward(parts).squeeze(-1)
+        outputs, values = self._pass_both(
+            len(observations), lambda: self._actor.forward(parts), lambda: self._critic.forward(parts)
+        )
+        return outputs, values.squeeze(-1)
 
     def values(self, observations: Tensor) -> Tensor:
         return self._critic.outputs(self._encode(observations).flatten(1)).squeeze(-1)
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        self._actor.backward(outputs)
-        self._critic.backward(values.unsqueeze(-1))
+        gradient = values.unsqueeze(-1)
+        self._pass_both(len(outputs), lambda: self._actor.backward(outputs), lambda: self._critic.backward(gradient))
 
     def clip_gradients(self, max_norm: float) -> None:
         if library.is_native(self._gradients):
@@ -120,3 +151,13 @@ class MlpPolicy(DifferentiablePolicy):
             return
         # As `clip_grad_norm_` does for each parameter.
         self._gradients.mul_((max_norm / (torch.linalg.vector_norm(self._gradients) + 1e-6)).clamp_(max=1.0))
+
+    def _pass_both(self, rows: int, actor: Callable[[], _T], critic: Callable[[], _T]) -> tuple[_T, _T]:
+        """Run a pass through each network, at the same time if there are many rows and several threads."""
+        if self._threads == 1 or rows <= ROWS or self.device.type != "cpu":
+            return actor(), critic()
+        values = self._second_thread.submit(critic)
+        try:
+            return actor(), values.result()
+        finally:
+            wait([values])  # An error of the actor must not leave the critic's pass behind.

@@ -1,3 +1,4 @@
+# pyright: standard
 """The transitions of trajectories, with values and advantages. No I/O, no clock."""
 
 from collections.abc import Sequence

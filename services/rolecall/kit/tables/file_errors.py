@@ -1,9 +1,10 @@
+# pyright: standard
 """The errors of input files that can't be read, decompressed or parsed, each with its cause. Torch-free."""
 
 import codecs
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ _OTHER_FORMATS = {
 
 
 @contextmanager
-def parse_errors(file: TableFile, csv: Csv) -> Iterator[None]:
+def parse_errors(file: TableFile, csv: Csv) -> Generator[None]:
     """Turn errors of readers and decompressors into an `InputError` with the file's name and its fault."""
     try:
         yield

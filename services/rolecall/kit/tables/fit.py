@@ -1,3 +1,4 @@
+# pyright: standard
 """Fits dictionaries, means and quantiles to the training rows, in one pass and bounded memory.
 
 (A dictionary's memory grows with its distinct values; use `ids: hash` for columns with very many.)

@@ -1,9 +1,17 @@
 """Parameters of a job's table of rows. Torch-free; docstrings are the API's descriptions."""
 
+import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from rolecall.kit.params import BatchSize, Count, Fraction, Name, Names, Paths, Text, Value, to_list, to_object
 from rolecall.spec import workload
@@ -269,18 +277,25 @@ class SyntheticData(workload.Params):
         return ("",)
 
 
-def _choose(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _choose(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     """Validate one of the two forms, so that errors are about the form that was meant."""
     if not isinstance(given, dict):
         return given if isinstance(given, SyntheticData) else Data.model_validate(given)
     fields = cast(dict[str, Any], given)
     if "synthetic" not in fields:
-        return Data.model_validate(fields)
+        return _validated(Data, fields, info)
     if unused := sorted(fields.keys() & Data.model_fields.keys() - SyntheticData.model_fields.keys()):
         raise ValueError(
             f"synthetic data is generated, so {', '.join(unused)} can't be set with it; set one or the other"
         )
-    return SyntheticData.model_validate(fields)
+    return _validated(SyntheticData, fields, info)
+
+
+def _validated(kind: type[Data | SyntheticData], fields: dict[str, Any], info: ValidationInfo) -> Data | SyntheticData:
+    """Validate `fields`, strictly if the caller validates JSON, as the master does with requests."""
+    if info.mode == "json":
+        return kind.model_validate_json(json.dumps(fields), strict=True)
+    return kind.model_validate(fields)
 
 
 TableData = Annotated[Data | SyntheticData, WrapValidator(_choose)]

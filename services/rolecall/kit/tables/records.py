@@ -1,3 +1,4 @@
+# pyright: standard
 """The vectorized encoding of rows as records of numbers."""
 # pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false

@@ -1,3 +1,4 @@
+# pyright: standard
 """Reads input files in chunks of bounded size and skips rows that can't be parsed. Torch-free.
 
 Every pass over the same files returns the same valid rows with the same row numbers.

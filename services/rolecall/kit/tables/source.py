@@ -11,7 +11,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.edge.logs import about
 from rolecall.kit.cache import build_once
 from rolecall.kit.data_order import held_out
 from rolecall.kit.tables.columns import Columns
@@ -21,6 +20,7 @@ from rolecall.kit.tables.fit import Fit
 from rolecall.kit.tables.params import Data, Label
 from rolecall.kit.tables.records import encode
 from rolecall.kit.tables.rows import BadRows, Rows, distinct_labels, read, require_columns, text_of
+from rolecall.logs import about
 from rolecall.spec.errors import InputError
 
 _LOG = logging.getLogger(__name__)

@@ -76,7 +76,10 @@ class Corpus:
 
     def opening(self, prompt: str) -> str:
         """The prompt; the first token of the training text if the prompt has none, as a line end in synthetic text."""
-        return prompt if self.encode(prompt) else self.decode(self.tokens("train")[:1].tolist())
+        if self.encode(prompt):
+            return prompt
+        first: list[int] = self.tokens("train")[:1].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return self.decode(first)
 
 
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
@@ -162,13 +165,15 @@ def _write(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> None:
 
 
 def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
-    batch, size = [], 0
+    batch: list[str] = []
+    size = 0
     for line in lines:
         batch.append(line)
         size += len(line)
         if size >= _BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch: list[str] = []
+    size = 0
     if batch:
         yield batch
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
 from rolecall.master.api.parameters import CURSOR, accepted_by

@@ -57,7 +57,7 @@ async def delete_job(
 ) -> None:
     """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 
-    The job is hidden immediately, and its files are deleted soon after. Deleting it again changes nothing.
+    The job is hidden as soon as it has ended, and its files are deleted soon after. Deleting it again changes nothing.
     """
     nodes = set[str]()
     async with master.database.write() as connection:

@@ -38,6 +38,7 @@ from rolecall.spec.errors import (
     StorageLimitReached,
     about_field,
 )
+from rolecall.spec.json_errors import json_problem
 from rolecall.spec.json_schema import not_null
 from rolecall.spec.redaction import redact_text
 
@@ -190,8 +191,10 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     found = error.errors()
     broken = next((one for one in found if one["type"] == "json_invalid"), None)
     if broken is not None:
-        why = broken.get("ctx", {}).get("error", broken["msg"])
-        return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
+        why, at = broken.get("ctx", {}).get("error", broken["msg"]), broken["loc"][-1]
+        if isinstance(error.body, str) and isinstance(at, int):
+            why = json_problem(why, error.body, at)
+        return problem_response(400, f"the body is not JSON: {why} (at character {at})", request)
     errors = _field_errors(request, found, error.body)
     detail = "; ".join(about_field(one["field"], one["message"]) for one in errors)
     return problem_response(422, detail, request, errors)

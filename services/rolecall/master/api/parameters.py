@@ -9,7 +9,7 @@ from fastapi.params import ParamTypes
 from pydantic import AfterValidator, Field
 
 from rolecall.master.field_errors import MAX_FIELD_ERRORS, shortened, unknown
-from rolecall.spec.bounds import RULE, matching
+from rolecall.spec.bounds import RULE, WITHOUT_SPACES, matching
 from rolecall.spec.errors import InvalidRequest
 
 JobId = Annotated[str, Path(description="The job's id, such as `rnn-lm-3`.")]
@@ -18,7 +18,8 @@ TokenName = Annotated[str, Path(description="The token's name.")]
 LabelFilter = Annotated[
     str,
     Field(min_length=1, max_length=381),
-    matching("^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$", "the NAME of a label, or NAME=VALUE"),
+    WITHOUT_SPACES,
+    matching("^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$", "the NAME of a label, or NAME=VALUE, such as team=data-science"),
 ]
 
 

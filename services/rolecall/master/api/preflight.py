@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.parameters import NodeName

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import Limits, Scope
 from rolecall.spec.errors import RolecallError

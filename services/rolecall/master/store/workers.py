@@ -2,7 +2,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Row, insert, select, tuple_, update
+from sqlalchemy import Row, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import WorkerRecord, member, read, readable
@@ -51,8 +51,17 @@ async def of_attempt(connection: AsyncConnection, job: str, number: int) -> list
     """The readable workers of an attempt; none of number 0. Raises `NotFound` if there is no such attempt."""
     found = await of_attempts(connection, [(job, number)])
     if number and not found:
-        raise NotFound(f"job {job} has no attempt {number}")
+        raise NotFound(f"job {job} has no attempt {number}; {await _valid_attempts(connection, job)}")
     return found.get((job, number), [])
+
+
+async def _valid_attempts(connection: AsyncConnection, job: str) -> str:
+    """The attempts of a job in words."""
+    query = select(func.min(workers.c.attempt), func.max(workers.c.attempt)).where(workers.c.job == job)
+    first, last = (await connection.execute(query)).one()
+    if first is None:
+        return "it has none yet"
+    return f"its only attempt is {first}" if first == last else f"valid: {first} to {last}"
 
 
 async def rows_of(

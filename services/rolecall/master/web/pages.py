@@ -12,16 +12,18 @@ from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.api.error_handlers import ErrorHandler
 from rolecall.master.api.gate import admission_of, wants_page
 from rolecall.master.goodput import MEANINGS
-from rolecall.master.program import program_of
+from rolecall.master.program import Master, master_of, program_of
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.format import for_browser
 from rolecall.master.web.render import STATIC, lacks_libraries, render
 from rolecall.master.web.view import (
+    MainValue,
     by_node,
     cluster_view,
     declaration,
     declared_metrics,
     figures,
+    main_value,
     mean_goodput,
     readable,
     seat_labels,
@@ -39,7 +41,7 @@ from rolecall.spec.api import (
 )
 from rolecall.spec.comparison import OTHER_WORKLOADS, Row, differences, have_one_workload
 from rolecall.spec.folding import folded
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import JobDocument, JobOverview
 from rolecall.spec.state import JobState
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(needs(*USERS))])
@@ -221,6 +223,7 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
         cluster=cluster_view(nodes.nodes),
         seat_labels=seat_labels([*jobs.jobs, *running.jobs]),
         goodput=mean_goodput(running.jobs),
+        main_value=partial(_main_value, master_of(request.app)),
         most=_JOBS,
         queue=queue.jobs,
         more_queued=queue.next_cursor is not None,
@@ -229,6 +232,11 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
         state=state,
         states=list(JobState),
     )
+
+
+def _main_value(master: Master, job: JobOverview) -> MainValue | None:
+    workload = master.catalogue.workloads.get(job.workload)
+    return main_value(job.progress, workload.metrics if workload else ())
 
 
 async def _job(request: Request, template: str, job: str, caller: Caller) -> Response:

@@ -2,7 +2,7 @@
 
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -25,7 +25,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _FILTERS = {one.__name__: one for one in (texts.duration, texts.measure, texts.number, texts.percent, texts.size)}
-_TEMPLATES.filters.update(_FILTERS)  # pyright: ignore[reportUnknownMemberType] - Jinja's own types
+cast(dict[str, Any], _TEMPLATES.filters).update(_FILTERS)  # pyright: ignore[reportUnknownMemberType] - Jinja's own types
 
 
 @cache

@@ -5,12 +5,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, excerpts
-from rolecall.spec.job import JobOverview, WorkerDocument
-from rolecall.spec.metric import INDEX, index_in
+from rolecall.spec.job import JobOverview, Progress, WorkerDocument
+from rolecall.spec.metric import INDEX, Declared, by_importance, index_in, scores
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.numbers import number
 from rolecall.spec.role import Role
@@ -64,6 +64,21 @@ def mean_goodput(jobs: Iterable[JobOverview]) -> float | None:
     found = [(job.goodput, sum(job.roles.values())) for job in running if job.goodput is not None]
     slots = sum(weight for _, weight in found)
     return sum(goodput * weight for goodput, weight in found) / slots if slots else None
+
+
+class MainValue(NamedTuple):
+    """The value that says best how good a job's model is."""
+
+    name: str
+    value: float
+    direction: Literal["higher", "lower"] | None
+
+
+def main_value(progress: Progress, declared: Iterable[Declared]) -> MainValue | None:
+    """The first score, as in `rolecall jobs`, or else the loss; None if nothing is reported."""
+    for score in scores(declared, progress.metrics):
+        return MainValue(score.name, progress.metrics[score.name], score.direction)
+    return None if progress.loss is None else MainValue("loss", progress.loss, None)
 
 
 def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]]:
@@ -132,15 +147,16 @@ class DeclaredMetric(TypedDict):
 def declared_metrics(workloads: Iterable[WorkloadDocument | None]) -> list[DeclaredMetric]:
     """The values that the workloads report, the first declaration of each; None is a workload that is gone.
 
-    Those with a direction come first, because they say whether a job trains well. Otherwise in the declared order.
+    Those with a direction come first, by importance, because they say whether a job trains well. The others follow in
+    the declared order.
     """
+    metrics = [metric for workload in workloads if workload for metric in workload.metrics]
     found: dict[str, DeclaredMetric] = {}
-    for workload in workloads:
-        for metric in workload.metrics if workload else ():
-            for name in metric.reported.values():
-                one = DeclaredMetric(name=name, help=metric.help, unit=metric.unit, direction=metric.direction)
-                found.setdefault(name, one)
-    return sorted(found.values(), key=lambda one: one["direction"] is None)
+    for metric in metrics:
+        for name in metric.reported.values():
+            one = DeclaredMetric(name=name, help=metric.help, unit=metric.unit, direction=metric.direction)
+            found.setdefault(name, one)
+    return [found[name] for name in dict.fromkeys([*by_importance(metrics), *found])]
 
 
 def declaration(metrics: Iterable[DeclaredMetric], name: str) -> DeclaredMetric:

@@ -9,10 +9,8 @@ dense layers in the trainers. `remote`: the model over both, and the updates. `m
 never import torch.
 """
 
+from rolecall.kit import EVALUATED, Metric, Role, RoleCount, Workload
 from rolecall.kit.declarations import CLASSIFIER, TRAINING
-from rolecall.spec.metric import EVALUATED, Metric
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.embedding_ddp.check import check_counts, check_node
 from rolecall.workloads.embedding_ddp.params import Params
 

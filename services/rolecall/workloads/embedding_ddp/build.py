@@ -1,3 +1,4 @@
+# pyright: standard
 """Builds what a job's parameters describe: batches of tensors, table and dense layers."""
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolecall.kit import InputError
 from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.optimizers import sparse_optimizer
 from rolecall.kit.parameter_server import ShardedModule, fill_standard_normal, sharded_embedding
@@ -17,7 +19,6 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
 from rolecall.kit.tables.encoded import EncodedTable
-from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
 from rolecall.workloads.embedding_ddp.params import Params
 

@@ -1,10 +1,10 @@
 """Checks of `embedding-ddp` jobs before the gang starts. Torch-free."""
 
+from rolecall.kit import Role
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
 from rolecall.kit.tables.opening import open_table_source
 from rolecall.kit.tables.params import SyntheticData
-from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.params import Params
 
 

@@ -87,7 +87,8 @@ def write_weights(
 ) -> None:
     """Write a safetensors file of `weights` and, streamed in blocks, a tensor `table`, all of one dtype.
 
-    Format: https://huggingface.co/docs/safetensors (header length, JSON header, tensor bytes).
+    Raises `ValueError` if the blocks have another dtype, or other rows in total. Format:
+    https://huggingface.co/docs/safetensors (header length, JSON header, tensor bytes).
     """
     dtype = next(iter(weights.values())).dtype
     shapes = {**{name: tuple(value.shape) for name, value in weights.items()}, "table": table}
@@ -98,10 +99,12 @@ def write_weights(
             _write_tensor(file, value)
         written = 0
         for block in blocks:
-            assert block.dtype == dtype, f"the table has dtype {block.dtype}, the other weights {dtype}"
+            if block.dtype != dtype:
+                raise ValueError(f"the table has dtype {block.dtype}, the other weights {dtype}")
             _write_tensor(file, block)
             written += len(block)
-    assert written == table[0], f"the table has {table[0]} rows, its blocks {written}"
+    if written != table[0]:
+        raise ValueError(f"the table has {table[0]} rows, its blocks {written}")
 
 
 def _header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:

@@ -1,11 +1,10 @@
+# pyright: standard
 """The driver, a worker of the role `master`, creates the table on the servers and starts the loop on the trainers."""
 
 import torch
 
+from rolecall.kit import Role, Stopped, counted
 from rolecall.kit.worker import WorkerContext, call, worker_name
-from rolecall.spec.errors import Stopped
-from rolecall.spec.numbers import counted
-from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.remote import make_table

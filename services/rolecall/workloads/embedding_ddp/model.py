@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its own types
 from torch import Tensor, nn
 
 from rolecall.kit.tables.encoding import Encoder, IdColumn, NumberColumn

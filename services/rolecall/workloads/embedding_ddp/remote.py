@@ -1,3 +1,4 @@
+# pyright: standard
 """The model whose embedding table is on parameter servers, and its parts.
 
 `HybridModel` is the tutorial's: embedding bags on the servers, then layers in DDP. `Table` is what the driver creates
@@ -15,6 +16,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.parallel import DistributedDataParallel
 
+from rolecall.kit import Role
 from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     DistinctRows,
@@ -38,7 +40,6 @@ from rolecall.kit.parameter_server import (
 )
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext, current, worker_name
-from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import TABLE, TableInitializer, sharded_table, transfer_dtype
 from rolecall.workloads.embedding_ddp.model import Lookup, one_each, pool
 from rolecall.workloads.embedding_ddp.params import Params

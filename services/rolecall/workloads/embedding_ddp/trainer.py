@@ -1,13 +1,12 @@
+# pyright: standard
 """A trainer looks up embeddings on the parameter servers and trains the dense layers in DDP."""
 
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit import Role, Stopped, counted
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.worker import Mailbox, WorkerContext
-from rolecall.spec.errors import Stopped
-from rolecall.spec.numbers import counted
-from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.remote import Table

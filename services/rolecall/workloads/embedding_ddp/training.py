@@ -1,3 +1,4 @@
+# pyright: standard
 """The training loop of one trainer; all trainers run it in lockstep."""
 
 from collections import deque

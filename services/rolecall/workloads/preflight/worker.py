@@ -1,3 +1,4 @@
+# pyright: standard
 """The worker of every node: probes all links, joins the gang and measures RPC; rank 0 reports the findings."""
 
 import logging
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.distributed import rpc
 
-from rolecall.edge.logs import about
+from rolecall.logs import about
 from rolecall.network.facts import Facts, collect
 from rolecall.network.findings import SpeedBounds, classify_links, compare_facts, not_started, unmeasured
 from rolecall.network.links import Prober, probe_links

@@ -9,10 +9,8 @@ calls of the observers, and the tutorial's protocol. `training`: the agent's loo
 movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
+from rolecall.kit import Metric, Role, RoleCount, Split, Workload
 from rolecall.kit.declarations import RESULT
-from rolecall.spec.metric import Metric, Split
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.reinforce.check import check_counts, check_node
 from rolecall.workloads.reinforce.params import Params
 

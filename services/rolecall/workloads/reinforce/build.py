@@ -1,3 +1,4 @@
+# pyright: standard
 """Builds a job's policy and its learner: the policy with its optimizer and statistics of rewards. Independent of other
 processes.
 
@@ -129,17 +130,18 @@ class Learner:
         """One update from the trajectories by observer. Returns its mean losses."""
         torch.manual_seed(seed_of(self._params.seed, RandomStream.MINIBATCHES, update))
         scale_rates(self._optimizer, rate_factor)
-        normalized = [self._normalized(observer, trajectories[observer]) for observer in sorted(trajectories)]
-        transitions, results = self._algorithm.gather(self._differentiable, normalized)
-        losses = update_policy(
-            self._algorithm,
-            self._differentiable,
-            self._optimizer,
-            transitions,
-            max_grad_norm=self._params.max_grad_norm,
-            results=results,
-        )
-        self._update_normalizer(transitions.observations)
+        with self._differentiable.updating():
+            normalized = [self._normalized(observer, trajectories[observer]) for observer in sorted(trajectories)]
+            transitions, results = self._algorithm.gather(self._differentiable, normalized)
+            losses = update_policy(
+                self._algorithm,
+                self._differentiable,
+                self._optimizer,
+                transitions,
+                max_grad_norm=self._params.max_grad_norm,
+                results=results,
+            )
+            self._update_normalizer(transitions.observations)
         return losses
 
     def finish_episodes(self, episodes: dict[int, Episode], rate_factor: float) -> dict[str, float]:

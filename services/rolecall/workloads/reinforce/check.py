@@ -1,9 +1,7 @@
 """Checks of `reinforce` jobs before the gang starts. Torch-free."""
 
-from importlib import import_module
-
+from rolecall.kit import Role
 from rolecall.kit.builders import check_builder
-from rolecall.spec.role import Role
 from rolecall.workloads.reinforce.params import Custom, Params
 
 
@@ -27,7 +25,8 @@ def check_node(params: Params, role: Role) -> None:
     if the job needs one, and builders are allowed.
     """
     # The master imports this file, and must not import Gymnasium and the dependencies of environments.
-    creation = import_module("rolecall.kit.environments.creation")
+    from rolecall.kit.environments import creation  # noqa: PLC0415
+
     creation.check(params.environment)
     if params.target_return == "threshold":
         creation.reward_threshold(params.environment)

@@ -10,9 +10,9 @@ import gymnasium
 from PIL import Image
 from safetensors.torch import save
 
+from rolecall.kit import InputError
 from rolecall.kit.environments import creation
 from rolecall.kit.export import write_archive
-from rolecall.spec.errors import InputError
 from rolecall.workloads.reinforce import model
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its own types
 from torch import Tensor, nn
 
 _MAX_OBSERVATION = 10.0

@@ -1,3 +1,4 @@
+# pyright: standard
 """An observer collects rollouts on the agent's requests, until the agent shuts it down."""
 
 from functools import cached_property
@@ -5,12 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rolecall.kit import Role, Stopped
+from rolecall.kit.declarations import ENV_STEPS
 from rolecall.kit.environments import creation, inference
 from rolecall.kit.environments.rollouts import ActFn, AgentOutputs, Collector, EnvOutputs
 from rolecall.kit.worker import WorkerContext, call, measurements, worker_name
-from rolecall.spec.errors import Stopped
-from rolecall.spec.metric import ENV_STEPS
-from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import remote
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, outputs_of, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from rolecall import kit
 from rolecall.kit.builders import Builder
 from rolecall.kit.environments.params import Environment, EnvironmentId
 from rolecall.kit.params import (
@@ -20,14 +21,13 @@ from rolecall.kit.params import (
     Widths,
     to_object,
 )
-from rolecall.spec import workload
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 Updates = Annotated[int, Field(ge=1, le=2**40)]
 Observers = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Mlp(workload.Params):
+class Mlp(kit.Params):
     """Two multilayer perceptrons (MLPs), one for the actions and one for the value."""
 
     name: Literal["mlp"]
@@ -55,7 +55,7 @@ class Custom(Builder):
     """Selects this policy."""
 
 
-class Reinforce(workload.Params):
+class Reinforce(kit.Params):
     """REINFORCE with a learned baseline (Williams, 1992): one step on the whole episodes of each update."""
 
     name: Literal["reinforce"]
@@ -76,7 +76,7 @@ class Reinforce(workload.Params):
     needs `protocol: tutorial`."""
 
 
-class Ppo(workload.Params):
+class Ppo(kit.Params):
     """Proximal policy optimization (Schulman et al., 2017) with generalized advantage estimation."""
 
     name: Literal["ppo"]
@@ -105,7 +105,7 @@ class Ppo(workload.Params):
     """KL divergence of the policy (in nats) at which an update's passes end; by default no limit."""
 
 
-class Inference(workload.Params):
+class Inference(kit.Params):
     """Batching of the agent's answers to observers that wait for actions, with one forward pass per batch."""
 
     batch: Observers | None = None
@@ -114,7 +114,7 @@ class Inference(workload.Params):
     """Maximum milliseconds between the first request of a batch and the answer."""
 
 
-class Evaluation(workload.Params):
+class Evaluation(kit.Params):
     """Evaluation of the policy on separate episodes with fixed seeds."""
 
     episodes: Annotated[int, Field(ge=1, le=2**20)] = 100
@@ -130,7 +130,7 @@ class Evaluation(workload.Params):
     can render (`rgb_array`)."""
 
 
-class Params(workload.Params):
+class Params(kit.Params):
     """The parameters of a `reinforce` job."""
 
     environment: Annotated[

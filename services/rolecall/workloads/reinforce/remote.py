@@ -1,3 +1,4 @@
+# pyright: standard
 """RPC between the agent and the observers: the agent's requests, the pool that sends them, and the tutorial's protocol.
 
 The pool gathers replies and drops lost observers.
@@ -18,11 +19,10 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit import PeerLost, Role
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
 from rolecall.kit.worker import Mailbox, call, current, worker_name
-from rolecall.spec.errors import PeerLost
-from rolecall.spec.role import Role
 from rolecall.workloads.reinforce.build import Episode
 from rolecall.workloads.reinforce.model import Policy
 

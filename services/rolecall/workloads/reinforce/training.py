@@ -10,19 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolecall.edge.logs import about
+from rolecall.kit import CheckpointManifest, CheckpointPart, PeerLost, Role, StopMode, Stopped
 from rolecall.kit.checkpoint import strip_prefix
+from rolecall.kit.declarations import POLICY_LAG
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.inference import InferenceServer
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
 from rolecall.kit.job_loop import JobLoop
-from rolecall.kit.worker import WorkerContext, measurements
-from rolecall.spec.errors import PeerLost, Stopped
-from rolecall.spec.metric import POLICY_LAG
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.spec.role import Role
-from rolecall.spec.state import StopMode
+from rolecall.kit.worker import WorkerContext, about, measurements
 from rolecall.workloads.reinforce.build import Episode, Learner, RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.model import Policy
@@ -166,13 +162,13 @@ class Training(JobLoop[UpdatePosition, Params]):
         timeline = self.context.timeline
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         if self._agent is not None:
-            with timeline.span("rollout", "wait"):
+            with timeline.span("await rollouts", "wait"):
                 episodes = self._run_episodes(self._agent, update)
             with timeline.span("learn"):
                 losses = self._learner.finish_episodes(episodes, rate)
             self._finish_update(losses, sum(len(one.rewards) for one in episodes.values()), episodes)
             return
-        with timeline.span("rollout", "wait"):
+        with timeline.span("await rollouts", "wait"):
             self._start_rollouts(update)
             rollouts = self._observers.gather(self.params.wait_for)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
@@ -196,7 +192,9 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _run_episodes(self, agent: Agent, update: int) -> dict[int, Episode]:
         """One episode of each observer by the tutorial's protocol."""
-        torch.manual_seed(seed_of(self.params.seed, RandomStream.ACTIONS, update))
+        torch.manual_seed(  # pyright: ignore[reportUnknownMemberType] - torch's own types
+            seed_of(self.params.seed, RandomStream.ACTIONS, update)
+        )
         alike = self.params.environment_seeds == "same"
         for rank in self._observers.idle:
             seed = seed_of(self.params.seed, RandomStream.ENVIRONMENTS, 0 if alike else rank, update)

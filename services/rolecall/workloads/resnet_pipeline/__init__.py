@@ -10,9 +10,8 @@ tensors between stages, and the shards of protocol `tutorial`. `training`: the d
 archive. This file, `params` and `check` never import torch.
 """
 
+from rolecall.kit import Role, RoleCount, Workload
 from rolecall.kit.declarations import BUBBLE, CLASSIFIER, TRAINING
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.resnet_pipeline.check import check_counts, check_node, rpc_threads, rpc_timeout_s
 from rolecall.workloads.resnet_pipeline.params import Params
 

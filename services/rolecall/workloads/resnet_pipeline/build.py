@@ -1,3 +1,4 @@
+# pyright: standard
 """Builds what a job's parameters describe: the model, each stage's part of it, and the images as model inputs.
 
 Also measures the costs of the model's blocks, for the cuts: one forward and one backward pass on zeros.
@@ -8,7 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import nn
 from torchvision.transforms import v2
 
-from rolecall.edge.logs import about
+from rolecall.kit import CheckpointError, InputError
 from rolecall.kit.builders import Builder, build
 from rolecall.kit.cache import build_once
 from rolecall.kit.checkpoint import flatten_named_optimizer, restore_named_optimizer
@@ -31,7 +32,7 @@ from rolecall.kit.pipelining import cut_indices
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.split_backward import WeightPass, split_backward
 from rolecall.kit.structure import require_weights, structure_of
-from rolecall.spec.errors import CheckpointError, InputError
+from rolecall.kit.worker import about
 from rolecall.workloads.resnet_pipeline.model import Blocks, blocks_of, build_resnet, normalized, resize_and_crop
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -225,7 +226,7 @@ class ModelPart:
             accumulate()
 
     @contextmanager
-    def inference(self) -> Iterator[None]:
+    def inference(self) -> Generator[None]:
         """Evaluation mode without gradients."""
         self.blocks.eval()
         with torch.no_grad():

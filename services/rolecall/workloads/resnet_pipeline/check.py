@@ -1,12 +1,9 @@
 """Checks of `resnet-pipeline` jobs before the gang starts. Torch-free."""
 
-from importlib import import_module
-
+from rolecall.kit import Role, counted
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
 from rolecall.kit.params import check_precision
-from rolecall.spec.numbers import counted
-from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
 _MAX_STAGES = 256
@@ -42,7 +39,9 @@ def check_node(params: Params, role: Role) -> None:
             check_builder(params.model)
             if params.cuts is not None:
                 # The master imports this file, and must not import torch.
-                import_module("rolecall.workloads.resnet_pipeline.build").check_cuts(params, params.model)
+                from rolecall.workloads.resnet_pipeline.build import check_cuts  # noqa: PLC0415
+
+                check_cuts(params, params.model)
     if role is (Role.MASTER if params.protocol == "tutorial" else Role.STAGE):
         check_images(params.data)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - its own types
 
 from rolecall.kit.export import write_archive
 from rolecall.workloads.resnet_pipeline import model

@@ -1,3 +1,4 @@
+# pyright: standard
 """Torchvision's ResNets as chains of blocks. Exported models contain a copy of this file.
 
 Requires torch and torchvision, and for a custom model the package that builds it.

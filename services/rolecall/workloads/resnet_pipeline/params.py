@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rolecall.kit import InputError
 from rolecall.kit.builders import Builder
 from rolecall.kit.divisors import divisors, nearest, nearest_multiples
 from rolecall.kit.images.params import Images
@@ -22,7 +23,6 @@ from rolecall.kit.params import (
     TrainingParams,
 )
 from rolecall.kit.pipelining import Side, cut_indices
-from rolecall.spec.errors import InputError
 
 _LAYERS = {
     "resnet18": (2, 2, 2, 2),
@@ -72,7 +72,7 @@ class Params(TrainingParams):
     protocol: Annotated[Literal["1f1b", "tutorial"], RenamedProtocol] = "1f1b"
     """Training protocol. With `1f1b`, stages send activations and gradients to each other, alternate forward and
     backward passes (Narayanan et al., 2021), postpone the gradients of weights (Qi et al., 2023), and have their own
-    optimizers. `tutorial` uses the methods of torch's RPC pipeline tutorial: the master reads the images, creates the
+    optimizers. `tutorial` uses the methods of torch's RPC pipeline tutorial: the driver reads the images, creates the
     stages' parts remotely, sends micro-batches as RRefs, and computes the loss of the gathered outputs, with
     distributed autograd and DistributedOptimizer."""
     rpc: Rpc = Rpc()

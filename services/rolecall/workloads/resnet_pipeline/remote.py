@@ -1,10 +1,11 @@
+# pyright: standard
 """Tensors between stages by RPC, point to point, and the tutorial's protocol. A stage receives tensors by key, in any
 order.
 """
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Self
 
@@ -35,7 +36,7 @@ class Inbox:
         taken: Future[None] = Future()
         with self._changed:
             self._received[key] = tensor, taken
-            self._changed.notify()
+            self._changed.notify_all()
         return taken
 
     def take(self, key: Key) -> torch.Tensor:
@@ -52,7 +53,7 @@ class Inbox:
         """Called by RPC threads: end all waiting, because a stage that lacks a tensor sends none in return."""
         with self._changed:
             self._error = error
-            self._changed.notify()
+            self._changed.notify_all()
 
 
 inbox = Inbox()
@@ -118,7 +119,7 @@ class _Turns:
         self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self, number: int) -> Iterator[None]:
+    def turn(self, number: int) -> Generator[None]:
         """Wait for all smaller numbers; the next number follows even after an error."""
         with self._changed:
             self._changed.wait_for(lambda: self._next == number)

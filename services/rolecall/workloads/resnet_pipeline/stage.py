@@ -1,10 +1,11 @@
+# pyright: standard
 """A stage of a pipeline: its part of the model, its neighbors, and at the first stage the images.
 
 The driver calls one method at a time on all stages, which execute it in their main threads. The stages exchange tensors
 peer to peer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple, cast
 
@@ -13,16 +14,13 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit import CheckpointManifest, CheckpointPart, Role, Stopped
 from rolecall.kit.data_order import derive_seed, share_of
+from rolecall.kit.declarations import IN_FLIGHT
 from rolecall.kit.meter import ComputeTime, device_clock
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.pipelining import most_in_flight, zero_bubble
-from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, measurements, worker_name
-from rolecall.spec.errors import Stopped
-from rolecall.spec.metric import IN_FLIGHT
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.spec.role import Role
-from rolecall.spec.timeline import Category
+from rolecall.kit.worker import Category, Mailbox, WorkerContext, call_limit, measurements, worker_name
 from rolecall.workloads.resnet_pipeline.build import (
     SAMPLE_LOSSES,
     Dataset,
@@ -123,21 +121,20 @@ class PipelineStage:
 
     # Training.
 
-    def train(self, epoch: int, step: int, rate_factor: float) -> StageStep:
-        """One optimizer step on batch `step` of `epoch`."""
+    def train(self, step: int, epoch: int, batch: int, rate_factor: float) -> StageStep:
+        """Optimizer step `step` of the job, counted from 1, on batch `batch` of `epoch`, both counted from 0."""
         # Dropout depends only on the position, so checkpoints need no generator state.
         torch.manual_seed(
-            derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
+            derive_seed(derive_seed(derive_seed(self._params.seed, epoch), batch), self._context.role_rank)
         )
-        # The driver counts the steps of the job; the one in the epoch identifies them in this stage as well.
-        with self._context.timeline.step(step + 1):
-            loss = self._train_step(epoch, step, rate_factor)
+        with self._context.timeline.step(step):
+            loss = self._train_step(epoch, batch, rate_factor)
         return StageStep(loss, self._compute_time.take())
 
-    def _train_step(self, epoch: int, step: int, rate_factor: float) -> float:
+    def _train_step(self, epoch: int, batch: int, rate_factor: float) -> float:
         if self._is_first:
             with self._span("data", "data"):
-                self._images = self._load_batch(epoch, step)
+                self._images = self._load_batch(epoch, batch)
         losses: list[torch.Tensor] = []
         for _, kind, micro_batch in zero_bubble(self._stages, self._params.micro_batches)[self._index]:
             if kind == "I":
@@ -158,9 +155,9 @@ class PipelineStage:
             self._part.update(rate_factor)
         return float(torch.stack(losses).sum()) if losses else 0.0
 
-    def _load_batch(self, epoch: int, step: int) -> list[torch.Tensor]:
+    def _load_batch(self, epoch: int, batch: int) -> list[torch.Tensor]:
         """Split the images into micro-batches, and send the labels to the last stage."""
-        images, labels = self._dataset.training_batch(epoch, step)
+        images, labels = self._dataset.training_batch(epoch, batch)
         for micro_batch, part in enumerate(labels.chunk(self._params.micro_batches)):
             self._outboxes[self._stages - 1].send("labels", micro_batch, part)
         return list(images.chunk(self._params.micro_batches))
@@ -186,7 +183,7 @@ class PipelineStage:
             return inbox.take((kind, micro_batch))
 
     @contextmanager
-    def _computation(self, name: str, micro_batch: int | None = None) -> Iterator[None]:
+    def _computation(self, name: str, micro_batch: int | None = None) -> Generator[None]:
         with self._span(name, "compute", micro_batch), self._compute_time.computation():
             yield
 

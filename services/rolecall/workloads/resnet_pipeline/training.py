@@ -1,3 +1,4 @@
+# pyright: standard, reportPrivateImportUsage=false
 """The driver's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
 
 import time
@@ -10,6 +11,7 @@ import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from rolecall.kit import CheckpointManifest, CheckpointPart, InputError, Role
 from rolecall.kit.declarations import BUBBLE
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import Bubble
@@ -19,9 +21,6 @@ from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.same_input import require_same
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.kit.worker import call as rpc_call
-from rolecall.spec.errors import InputError
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, mean_loss
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
@@ -116,9 +115,8 @@ class PipelineTraining(TrainingLoop[int, Params]):
     def train_step(self, batch: int) -> float:
         begin = time.perf_counter()
         with self.context.timeline.span("stages", "wait"):
-            steps: list[StageStep] = call(
-                self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor
-            )
+            number, epoch = self.position.step + 1, self.position.epoch
+            steps: list[StageStep] = call(self._stages.all, PipelineStage.train, number, epoch, batch, self.rate_factor)
         self._bubble.add(time.perf_counter() - begin, [step.compute_s for step in steps])
         return sum(step.loss for step in steps) / self.params.replicas
 

@@ -9,9 +9,8 @@ servers, and the updates. `remote`: the trainers' calls of the servers, in the b
 `check` never import torch.
 """
 
+from rolecall.kit import Role, RoleCount, Workload
 from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.rnn_lm.check import check_counts, check_node
 from rolecall.workloads.rnn_lm.params import Params
 

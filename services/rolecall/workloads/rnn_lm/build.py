@@ -1,12 +1,16 @@
+# pyright: standard
 """Builds what a job's parameters describe: the recurrent part and its first state, the modules on the servers, the
-model, the updates.
+model with its updates.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from rolecall.kit import InputError
 from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
@@ -22,7 +26,6 @@ from rolecall.kit.parameter_server import (
 )
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
-from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.model import Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.remote import Decoder, EmbeddingTable, RNNModel, ShardedModel, TutorialModel
@@ -100,35 +103,38 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     return [table, ShardedModule("decoder", vocabulary, make_decoder, optimizer, decoder)]
 
 
-def make_updates(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> OverlappedUpdates | None:
-    """The updates of the built-in form; None for the tutorial's."""
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of a trainer, and the updates of all its weights."""
+
+    train: ShardedModel | TutorialModel
+    """Gives the losses of a segment: (`Segment`, state) to the loss of each token and the next state."""
+    evaluate: ShardedModel | TutorialModel
+    """The same with the same weights, but without DDP, which would synchronize buffers."""
+    protocol: UpdateProtocol
+
+
+def make_model(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> Model:
+    """The model in the form of the job's protocol. `recurrent` is its recurrent part."""
+    make = _tutorial_model if context.params.protocol == "tutorial" else _sharded_model
+    return make(context, shards, recurrent)
+
+
+def _sharded_model(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> Model:
     params = context.params
-    if params.protocol == "tutorial":
-        return None
     decoder, embedding = (Shards(shards.of(name)) for name in ("decoder", "embedding"))
     local = dense_optimizer(params.optimizer).build(recurrent.parameters())
-    return OverlappedUpdates(decoder, embedding, context.role_rank, local, max_norm=params.max_grad_norm)
+    updates = OverlappedUpdates(decoder, embedding, context.role_rank, local, max_norm=params.max_grad_norm)
+    make = partial(ShardedModel, params, shards, device=context.device, trainer=context.role_rank, send=updates.send)
+    return Model(make(recurrent=DistributedDataParallel(recurrent)), make(recurrent=recurrent), updates)
 
 
-def make_model(
-    context: WorkerContext[Params], shards: Shards, recurrent: nn.Module, updates: OverlappedUpdates | None
-) -> ShardedModel | TutorialModel:
-    """The module that gives the losses of a segment: (`Segment`, state) to the loss of each token and the next state.
-
-    `recurrent` is the recurrent part, also in DDP.
-    """
-    params, device = context.params, context.device
-    if updates is None:
-        tables, decoders = shards.modules("embedding"), shards.modules("decoder")
-        return TutorialModel(params, RNNModel(tables, recurrent, decoders, device=device))
-    return ShardedModel(params, shards, recurrent, device, trainer=context.role_rank, send=updates.send)
-
-
-def make_protocol(
-    params: Params, model: ShardedModel | TutorialModel, updates: OverlappedUpdates | None
-) -> UpdateProtocol:
-    """The protocol that updates all weights."""
-    if isinstance(model, TutorialModel):
-        return TutorialProtocol(model.rnn_model.parameter_rrefs(), dense_optimizer(params.optimizer), in_step=True)
-    assert updates is not None
-    return updates
+def _tutorial_model(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> Model:
+    params, tables, decoders = context.params, shards.modules("embedding"), shards.modules("decoder")
+    trained, evaluated = (
+        RNNModel(tables, one, decoders, device=context.device)
+        for one in (DistributedDataParallel(recurrent), recurrent)
+    )
+    optimizer = dense_optimizer(params.optimizer)
+    protocol = TutorialProtocol(trained.parameter_rrefs(), optimizer, in_step=True)
+    return Model(TutorialModel(params, trained), TutorialModel(params, evaluated), protocol)

@@ -1,9 +1,9 @@
 """Checks of `rnn-lm` jobs before the gang starts. Torch-free."""
 
+from rolecall.kit import Role
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import check_precision, require_shares
 from rolecall.kit.text.reading import check_text
-from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.params import Params
 
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """The language model, for training and in exported models, which contain this file unchanged.
 
     from model import load

@@ -1,12 +1,10 @@
 """A trainer trains the LSTM in DDP on its streams of the text; embedding and decoder are on the servers."""
 
+from rolecall.kit import InputError, Role, counted
 from rolecall.kit.parameter_server import share_shards
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.kit.worker import WorkerContext
-from rolecall.spec.errors import InputError
-from rolecall.spec.numbers import counted
-from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.training import Training

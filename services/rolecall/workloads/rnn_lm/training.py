@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
 from rolecall.kit.loop import EvalSplit
@@ -16,7 +15,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.rnn_lm.build import initial_state, make_model, make_protocol, make_recurrent, make_updates
+from rolecall.workloads.rnn_lm.build import initial_state, make_model, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -33,11 +32,9 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        updates = make_updates(context, shards, recurrent)
-        self._model = make_model(context, shards, DistributedDataParallel(recurrent), updates)
-        # Shares all weights; without DDP, which would synchronize buffers.
-        self._evaluated = make_model(context, shards, recurrent, updates)
-        super().__init__(context, shards, make_protocol(params, self._model, updates), recurrent)
+        model = make_model(context, shards, recurrent)
+        self._model, self._evaluated = model.train, model.evaluate
+        super().__init__(context, shards, model.protocol, recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)

@@ -9,10 +9,8 @@ stages. `training`: the loop. `export`: the exported archive and a sample of tex
 import torch.
 """
 
+from rolecall.kit import Metric, Role, RoleCount, Workload
 from rolecall.kit.declarations import BUBBLE, EVALUATED_LOSS, PERPLEXITY, TRAINING
-from rolecall.spec.metric import Metric
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.transformer_pipeline.check import check_counts, check_node
 from rolecall.workloads.transformer_pipeline.params import Params
 
@@ -34,6 +32,12 @@ WORKLOAD = Workload(
         Metric("micro_batch_{index}_loss", "Loss of one of up to 16 micro-batches."),
         Metric("bubble_measured", "Share of the pipeline ranks' time without computation.", "ratio", "lower"),
         Metric("bubble_theory", "The same for equal stages and instant communication.", "ratio", "lower"),
+        Metric(
+            "bubble_simulated",
+            "Bubble of a simulation in which each pass takes the mean time of its stage, and communication none.",
+            "ratio",
+            "lower",
+        ),
         Metric("stage_{index}_compute_s", "Time in which a pipeline rank computed.", "seconds"),
         Metric("stage_{index}_wait_s", "Time in which it waited for its neighbors.", "seconds", "lower"),
         Metric(

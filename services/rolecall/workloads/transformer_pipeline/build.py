@@ -1,3 +1,4 @@
+# pyright: standard
 """Builds what a job's parameters describe: the decoder or a custom model, its cuts into stages, and the optimizer.
 
 Initial weights depend only on the seed and the names of the parameters or the numbers of the layers, not on the cuts.
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import SplitPoint
 
+from rolecall.kit import InputError
 from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.structure import child_blocks, keep_blocks, require_separable, require_weights, structure_of
-from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
 from rolecall.workloads.transformer_pipeline.params import CutPoint, Model, Params, block_names
 

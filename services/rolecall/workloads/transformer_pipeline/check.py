@@ -1,16 +1,12 @@
 """Checks of `transformer-pipeline` jobs before the gang starts. Torch-free."""
 
-from importlib import import_module
-
+from rolecall.kit import InputError, Role, counted
 from rolecall.kit.builders import check_builder
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import nearest
 from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.params import check_precision
 from rolecall.kit.text.reading import check_text
-from rolecall.spec.errors import InputError
-from rolecall.spec.numbers import counted
-from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
 
 
@@ -40,8 +36,9 @@ def check_node(params: Params, role: Role) -> None:
         check_builder(params.model)
     if params.whole_model is not None and params.named_cuts is not None:
         # The master imports this file, and must not import torch.
-        build = import_module("rolecall.workloads.transformer_pipeline.build")
-        build.check_cuts(params, params.whole_model)
+        from rolecall.workloads.transformer_pipeline.build import check_cuts  # noqa: PLC0415
+
+        check_cuts(params, params.whole_model)
     check_text(params.text)
     if isinstance(params.schedule, OwnSchedule):
         params.check_own_schedule(params.schedule.load())

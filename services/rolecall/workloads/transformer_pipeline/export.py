@@ -1,3 +1,4 @@
+# pyright: standard
 """Exports the trained model as a self-contained zip, and a sample of generated text."""
 
 import json

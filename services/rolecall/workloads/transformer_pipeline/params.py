@@ -5,6 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from rolecall import kit
+from rolecall.kit import InputError, counted
 from rolecall.kit.builders import Builder
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import divisors, nearest
@@ -27,9 +29,6 @@ from rolecall.kit.params import (
 from rolecall.kit.pipelining import Side, cut_indices
 from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, ScheduleName
 from rolecall.kit.text.params import Sample, Text, check_prompt, check_sequences
-from rolecall.spec import workload
-from rolecall.spec.errors import InputError
-from rolecall.spec.numbers import counted
 
 SplitMethod = Literal["manual", "tracer"]
 
@@ -39,7 +38,7 @@ def block_names(layers: int) -> tuple[str, ...]:
     return ("embedding", *(f"layers.{index}" for index in range(layers)), "head")
 
 
-class CutPoint(workload.Params):
+class CutPoint(kit.Params):
     """A cut between two stages, next to a block of the model."""
 
     layer: Name

@@ -1,7 +1,8 @@
+# pyright: standard
 """A rank's virtual stages, and the schedule that runs them and sends tensors between the ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -9,19 +10,19 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit import InputError
 from rolecall.kit.builders import shorten_error
 from rolecall.kit.csv_schedules import CsvSchedule
+from rolecall.kit.declarations import IN_FLIGHT
 from rolecall.kit.grid import Grid
 from rolecall.kit.meter import Meter, device_clock
 from rolecall.kit.own_schedule import OwnSchedule
-from rolecall.kit.pipelining import Task, fill_and_drain, most_in_flight, one_forward_one_backward
+from rolecall.kit.pipelining import LOSS, Task, fill_and_drain, most_in_flight, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.schedules import Placement, rank_of, stages_of
 from rolecall.kit.stages import compute_tasks, manual_stages, own_runtime, skip_p2p_with_self, traced_stages
 from rolecall.kit.text.batches import IGNORED
 from rolecall.kit.worker import Timeline, measurements
-from rolecall.spec.errors import InputError
-from rolecall.spec.metric import IN_FLIGHT
 from rolecall.workloads.transformer_pipeline.build import SplitCustomModel, SplitDecoder, SplitModel
 from rolecall.workloads.transformer_pipeline.check import check_ranks
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -194,9 +195,9 @@ class Pipeline:
                 skip_p2p_with_self(stage, self.grid.rank)
             self.meter.watch(stage)
         tokens = self._params.batch_size * self._params.context
-        loss = self.meter.timed(lambda logits, targets: sum_loss(logits, targets) / tokens, "loss")
+        loss = self.meter.timed(lambda logits, targets: sum_loss(logits, targets) / tokens, LOSS)
         if self._own is not None:
             return own_runtime(self._own, stages, loss)
         kind = get_schedule_class(str(self._params.schedule))
-        given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        given = cast(Any, stages if issubclass(kind, PipelineScheduleMulti) else stages[0])
         return kind(given, self._params.micro_batches, loss_fn=loss, scale_grads=False)

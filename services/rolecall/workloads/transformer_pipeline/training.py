@@ -1,3 +1,4 @@
+# pyright: standard
 """The training loop of one stage; all stages of all replicas run it in lockstep."""
 
 from collections.abc import Collection, Iterator, Sequence
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rolecall.kit import CheckpointError, CheckpointManifest, CheckpointPart, Role
 from rolecall.kit.checkpoint import (
     flatten_named_optimizer,
     random_state,
@@ -17,15 +19,12 @@ from rolecall.kit.checkpoint import (
 from rolecall.kit.declarations import BUBBLE
 from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
-from rolecall.kit.meter import stage_times
+from rolecall.kit.meter import all_passes, stage_times
 from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
 from rolecall.kit.worker import WorkerContext, worker_name
-from rolecall.spec.errors import CheckpointError
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.build import make_optimizer
 from rolecall.workloads.transformer_pipeline.export import export
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -64,9 +63,9 @@ class Training(TrainingLoop[Batch, Params]):
         self._epoch_begin = 0  # as an index of the meter's steps
 
     def run(self) -> dict[str, float] | None:
-        """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and the theoretical bubble."""
+        """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and their bubbles."""
         result = super().run()
-        return result and result | self._stage_times | {"bubble_theory": bubble(self._pipeline.order)}
+        return result and result | self._stage_times
 
     @property
     def steps_per_epoch(self) -> int:
@@ -161,7 +160,10 @@ class Training(TrainingLoop[Batch, Params]):
 
     def export(self) -> None:
         # Collect the times first: no collective may follow `export`, and waiting for it must not count.
-        self._stage_times = stage_times(self._pipeline.meter, self._grid)
+        meter, order = self._pipeline.meter, self._pipeline.order
+        self._stage_times = stage_times(meter, self._grid) | {"bubble_theory": bubble(order)}
+        if (passes := all_passes(meter, self._grid, self._pipeline.stages)).has(order):
+            self._stage_times["bubble_simulated"] = bubble(order, passes.cost)
         export(self.context, self._pipeline, self._corpus)
 
     def _parameters(self) -> list[torch.nn.Parameter]:

@@ -63,11 +63,11 @@ function metricsOf(seriesList, declared) {
   return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
-// The values that are drawn by default: like `rolecall watch`, those with a direction, the loss first, then what should
-// rise; but the throughput takes the last place. Without declarations of a direction, the first ones that are reported.
+// The values that are drawn by default: like `rolecall watch`, the most important ones with a direction, but the
+// throughput takes the last place. Without declarations of a direction, the first ones that are reported. `declared` is
+// sorted by importance.
 function mainMetrics(names, declared) {
-  const rank = ({ name, direction }) => (name === "loss" ? 0 : direction === "higher" ? 1 : 2);
-  const directed = declared.filter((one) => one.direction && names.includes(one.name)).sort((a, b) => rank(a) - rank(b));
+  const directed = declared.filter((one) => one.direction && names.includes(one.name));
   if (!directed.length) return names.slice(0, MOST_CHARTS);
   const scores = directed.map((one) => one.name).slice(0, MOST_CHARTS);
   return names.includes(THROUGHPUT) ? [...scores.filter((name) => name !== THROUGHPUT).slice(0, MOST_CHARTS - 1), THROUGHPUT] : scores;

@@ -6,6 +6,25 @@ const MOST_CHARS = 4_000_000;
 const TAIL = 1000;
 const RETRY_MS = 5000;
 const TYPING_MS = 300;
+const RECORD = /^(\[[a-z-]+-\d+\] )(\{"time": ".*)$/s;
+
+// A record in JSON as text, and other lines as they are, like `rolecall logs` on a terminal.
+function readable(line) {
+  const found = RECORD.exec(line);
+  if (!found) return line;
+  const [, worker, json] = found;
+  let record;
+  try {
+    record = JSON.parse(json);
+  } catch { // A part of a long line, or what a job printed.
+    return line;
+  }
+  const { time, level, logger, message, traceback, ...others } = record;
+  if (![time, level, logger, message].every((part) => typeof part === "string")) return line;
+  const fields = Object.entries(others).map(([name, value]) => `${name}=${value}`).join(" ");
+  const head = `${time.replace("T", " ")} ${level} ${logger} ${message}${fields && ` [${fields}]`}`;
+  return worker + [head, ...(traceback ? [traceback] : [])].join("\n").replaceAll("\n", `\n${worker}    `);
+}
 
 function startLog(box) {
   const job = box.dataset.job;
@@ -53,7 +72,7 @@ function startLog(box) {
   // A line is a block, so that the browser lays out only new ones. Its line break is for copies of the text.
   function blockOf(line) {
     const block = document.createElement("span");
-    block.textContent = `${line}\n`;
+    block.textContent = `${readable(line)}\n`;
     return block;
   }
 

@@ -82,10 +82,15 @@ function requestKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+// The message with the name of its field, unless it begins with it: `name: …`, but not `names must …`.
+function namedProblem({ field, message }) {
+  return message.startsWith(field) && !/^[\w.-]/.test(message.slice(field.length)) ? message : `${field}: ${message}`;
+}
+
 // Show errors at their fields, and the others above the button.
 function showErrors(errors, detail) {
   const left = forms.reduce((others, one) => one.showErrors(others), errors);
-  problems.textContent = errors.length ? left.map((one) => `${one.field}: ${one.message}`).join("\n") || "Some fields are invalid; see above." : detail;
+  problems.textContent = errors.length ? left.map(namedProblem).join("\n") || "Some fields are invalid; see above." : detail;
   problems.hidden = false;
   form.querySelector("[data-wrong]")?.scrollIntoView({ block: "center" });
 }

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -13,6 +14,8 @@ LogFormat = Literal["text", "json"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _FIELDS = ("event", "job", "attempt", "rank", "node")
+_JSON_BEGIN = '{"time": "'
+_JSON_PARTS = ("time", "level", "logger", "message")
 
 
 def about(
@@ -31,12 +34,11 @@ class _TextFormatter(logging.Formatter):
         return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        fields = " ".join(f"{name}={one_line(str(value))}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + (f" [{fields}]" if fields else "")
+        return super().formatMessage(record) + _suffix(_fields(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """Escape control characters, and indent all lines but the first so that none looks like a separate record."""
-        return visible(redact_text(super().format(record))).replace("\n", "\n    ")
+        return _indented(redact_text(super().format(record)))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -53,6 +55,33 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = redact_text(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
+
+
+def json_as_text(line: str) -> str | None:
+    """The text format of a record in the JSON format; None if the line is no such record."""
+    if not line.startswith(_JSON_BEGIN):
+        return None
+    try:
+        fields: dict[str, object] = json.loads(line)
+    except (ValueError, RecursionError):  # A part of a long line, or JSON that a job printed.
+        return None
+    parts = [fields.pop(name, None) for name in _JSON_PARTS]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(_JSON_PARTS):
+        return None
+    traceback = fields.pop("traceback", "")
+    head = " ".join((texts[0].replace("T", " ", 1), *texts[1:])) + _suffix(fields)
+    return _indented(f"{head}\n{traceback}" if traceback else head)
+
+
+def _suffix(fields: Mapping[str, object]) -> str:
+    """The fields at the end of a message, if there are any."""
+    shown = " ".join(f"{name}={one_line(str(value))}" for name, value in fields.items())
+    return f" [{shown}]" if shown else ""
+
+
+def _indented(text: str) -> str:
+    return visible(text).replace("\n", "\n    ")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rolecall.edge.logs import OncePerReason, about, log_to_stderr, stamp_records
+from rolecall.logs import LogFormat, OncePerReason, about, json_as_text, log_to_stderr, stamp_records
 
 _LOG = logging.getLogger("test")
 
@@ -33,6 +33,48 @@ def test_json_has_a_record_a_line_with_its_traceback_and_no_credentials(capsys: 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", record["time"])
     assert "second line" in record["traceback"]
     assert "secret" not in line
+
+
+def test_a_record_in_json_has_the_same_text_as_one_in_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.125)
+    forms: tuple[LogFormat, LogFormat] = ("text", "json")
+    written: list[str] = []
+    for form in forms:
+        log_to_stderr(form=form)
+        _LOG.info("nothing to search by")
+        _LOG.warning("three\nlines\x1b[2J, ünd more", extra=about("job_placed", job="a\n1", attempt=2))
+        try:
+            raise ValueError("first\nsecond")
+        except ValueError:
+            _LOG.exception("failed", extra=about("worker_failed", rank=0))
+        written.append(capsys.readouterr().err)
+    text, lines = written
+    assert "".join(f"{json_as_text(line)}\n" for line in lines.splitlines()) == text
+    assert "\n    Traceback " in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "2026-01-01 10:00:00.000+00:00 INFO test a record in text",
+        '{"loss": 0.5}',
+        '{"time": "2026-01-01T10:00:00.000+00:00", "loss": 0.5}',
+        '{"time": "2026-01-01T10:00:00.000+00:00", "level": "INFO", "logger": "a", "message": 3}',
+        '{"time": "2026-01-01T10:00:00.000+00:00", "level": "INFO", "logger": "a", "message": "a part of a lo',
+        '{"time": "now"}, {"time": "later"}',
+        f'{{"time": "now", "nested": {"[" * 100_000}',
+    ],
+)
+def test_other_lines_are_no_records_in_json(line: str) -> None:
+    assert json_as_text(line) is None
+
+
+def test_fields_of_a_job_s_own_logger_are_kept() -> None:
+    line = '{"time": "now", "level": "INFO", "logger": "own", "message": "x", "loss": 0.5, "traceback": "", "at": null}'
+    assert json_as_text(line) == "now INFO own x [loss=0.5 at=None]"
 
 
 def test_the_records_of_a_worker_carry_its_job_attempt_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
