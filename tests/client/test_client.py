@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpcore._synchronization import ThreadLock
 from tests.cli.command import run_at
 from tests.master.harness import ONE_TRAINER, TOKEN, on_master, one_trainer
 from tests.trackers.documents import job as document_of
@@ -58,6 +60,25 @@ def answering(answer: Any, status: int = 200) -> Generator[Client]:
         with Client(Connection(f"http://127.0.0.1:{server.server_port}", "token")) as client:
             yield client
         server.shutdown()
+
+
+def test_a_client_can_be_used_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ThreadLock.__enter__` runs in another thread, so that the lock that it has taken is released again."""
+    enter, pending = ThreadLock.__enter__, list[signal.Signals]()
+
+    def interrupted(lock: ThreadLock) -> ThreadLock:
+        enter(lock)
+        if pending:
+            signal.raise_signal(pending.pop())
+        return lock
+
+    monkeypatch.setattr(ThreadLock, "__enter__", interrupted)
+    with answering({"status": "ok"}) as client:
+        for call in (client.healthz, lambda: list(client.log("a", {}))):
+            pending.append(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            assert client.healthz().status == "ok"
 
 
 def test_unknown_fields_of_a_newer_master_are_ignored() -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rolecall import __version__
 from rolecall.client.connection import Connection
 from rolecall.client.errors import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
+from rolecall.client.uninterrupted import open_stream, uninterrupted
 from rolecall.edge.tls import client_options, explain, request_options
 from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError, about_field
 
@@ -54,7 +55,8 @@ class Transport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        if not isinstance(error, KeyboardInterrupt):  # It may have left a lock of a stream taken.
+            self.close()
 
     def close(self) -> None:
         """Close the connections to the master."""
@@ -84,7 +86,8 @@ class Transport:
 
     def send(self, method: str, path: str, **given: Any) -> Any:
         with self._explained():
-            answer = self._http.request(method, path, **given, **request_options(self._trust))
+            options = given | request_options(self._trust)
+            answer = uninterrupted(lambda: self._http.request(method, path, **options))
         self._check(answer)
         try:
             self.raw = answer.json() if answer.content else None
@@ -98,8 +101,8 @@ class Transport:
     ) -> Generator[httpx.Response]:
         timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
         options = request_options(self._trust)
-        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout, **options)
-        with self._explained(), call as answer:
+        request = self._http.build_request("GET", path, params=query, headers=headers, timeout=timeout, **options)
+        with self._explained(), closing(open_stream(lambda: self._http.send(request, stream=True))) as answer:
             if answer.is_error:
                 answer.read()
             self._check(answer)
