@@ -96,6 +96,9 @@ async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypa
         raw = [f"[trainer-0] {text}" for text in ('{"loss": 1}', RECORD, RECORD[:50])]
         for follow in ((), ("--follow",)):
             assert (await run_at(master, "logs", job, *follow)).out.splitlines() == raw
+            shortened = (await run_at(master, "logs", job, "--no-prefix", *follow)).out
+            assert shortened.splitlines() == ['{"loss": 1}', RECORD, RECORD[:50]]
+        assert json.loads((await run_at(master, "logs", job, "--no-prefix", "--json")).out)[1] == RECORD
         found = (await run_at(master, "logs", job, "--grep", '"rank": 0')).out
         assert found.splitlines() == raw[1:2], "the search is in the record as it is"
         monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
@@ -107,6 +110,10 @@ async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypa
                 r"[trainer-0]       \x1b[2J",
                 raw[2],
             ]
+        assert (await run_at(master, "logs", job, "--no-prefix")).out.splitlines()[1:3] == [
+            "2026-01-01 10:00:00.000+00:00 ERROR a.b failed [rank=0]",
+            "    Traceback:",
+        ]
         assert json.loads((await run_at(master, "logs", job, "--json")).out.removesuffix("\x1b[0m")) == raw
 
 

@@ -471,6 +471,7 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     page.get_by_role("link", name="broken").first.click()  # It may be in the queue, too.
     expect(page.locator("h1 .state")).to_have_text("failed")
     expect(page.locator(".error").first).to_contain_text("missing.csv")
+    expect(page.locator(".gang")).not_to_contain_text("missing.csv")  # The error is above it.
     check_accessibility(page)
     check_phone_width(page, page.url)
     page.set_viewport_size({"width": 1280, "height": 900})
@@ -725,3 +726,7 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     visit(page, f"{cluster.url}/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    visit(page, f"{cluster.url}/docs")
+    expect(page.locator(".swagger-ui .info")).to_be_visible()
+    background = "parseInt(getComputedStyle(document.querySelector('.swagger-ui')).backgroundColor.slice(4))"
+    assert page.evaluate(background) < 64

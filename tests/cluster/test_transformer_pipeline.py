@@ -103,6 +103,9 @@ def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
         dark = picture.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill")
         assert dark not in [*bars, "rgb(0, 0, 0)"]
         check_accessibility(page)
+        expect(page.locator(".timeline .caption")).to_be_hidden()
+        page.set_viewport_size({"width": 380, "height": 760})
+        expect(page.locator(".timeline .caption")).to_be_visible()  # The picture doesn't fit.
         page.get_by_role("link", name="Open the picture").click()  # The policy must allow its style, too.
         assert page.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill") == dark
 

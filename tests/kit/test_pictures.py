@@ -247,6 +247,16 @@ def test_phases_of_one_category_have_colors_of_their_own_and_a_legend() -> None:
     assert legend(timeline_svg(document_of(spans[:1]))) == ["compute"]
 
 
+def test_forward_and_backward_have_the_same_colors_as_phases_and_as_passes() -> None:
+    names = ["forward", "backward", "apply"]
+    spans = [Span(name, "compute", float(n), 1.0, 1, None, None, "main") for n, name in enumerate(names)]
+    svg = timeline_svg(document_of(spans))
+    assert classes(svg) == {"forward": "F-0", "backward": "B-0", "apply": "compute-0"}
+    assert legend(svg) == ["forward", "backward", "compute"]
+    waiting = timeline_svg(document_of([Span("forward", "wait", 0.0, 1.0, 1, None, None, "main")]))
+    assert legend(waiting) == ["wait"]
+
+
 def test_the_longest_of_many_phases_have_colors_of_their_own() -> None:
     spans = [Span(f"p{n}", "compute", n * 20.0, 10.0 - n, 1, None, None, "main") for n in range(6)]
     svg = timeline_svg(document_of(spans))

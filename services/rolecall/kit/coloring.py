@@ -31,6 +31,8 @@ third stage of a rank, for phases of one category. They differ in brightness, so
 them apart. Further colors are paler in light mode, and darker in dark mode."""
 PASSES = frozenset(get_args(Kind))
 """The kinds that are passes through a stage."""
+_PASS_PHASES: Mapping[str, str] = {"forward": "F", "backward": "B"}
+"""The kinds of passes whose colors computations with these names have, so that they look alike in all pictures."""
 
 
 def _class(kind: str, place: int) -> str:
@@ -89,7 +91,7 @@ class Coloring:
         several = any(len(one) > 1 for one in own)
         seconds = defaultdict[tuple[str, str], float](float)
         for span in spans:
-            if span.name not in PASSES:
+            if span.name not in PASSES and _phase_kind(span) is None:
                 seconds[span.category, span.name] += span.seconds
         phases = dict[tuple[str, str], int]()
         for category in {category for category, _ in seconds}:
@@ -108,6 +110,8 @@ class Coloring:
         """The class of a phase or pass."""
         if span.name in PASSES:
             return self.of_pass(span.name, span.stage)
+        if kind := _phase_kind(span):
+            return _class(kind, 0)
         return _class(span.category, self.phases[span.category, span.name])
 
     def label(self, name: str, stage: int | None, micro_batch: int | None) -> str:
@@ -134,6 +138,10 @@ class Coloring:
                     yield LegendEntry([_class(category, place)], those[0] if len(those) == 1 else "others")
             elif names:
                 yield LegendEntry([_class(category, 0)], meaning, starts_group=True)
+
+
+def _phase_kind(span: Span) -> str | None:
+    return _PASS_PHASES.get(span.name) if span.category == "compute" else None
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -37,7 +37,11 @@ _PAGE = """<!DOCTYPE html>
 </html>
 """
 # A file, because the content security policy allows no inline scripts.
-_START = """const description = new URL("openapi.json", document.baseURI);
+_START = """const dark = matchMedia("(prefers-color-scheme: dark)");
+const followMode = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", followMode);
+followMode();
+const description = new URL("openapi.json", document.baseURI);
 // Browsers fetch no URL that contains a password, as the page's own may. They remember the password.
 description.username = description.password = "";
 SwaggerUIBundle({
