@@ -109,7 +109,10 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
 
 
 def _news(client: Client, job: str, seen: int) -> tuple[JobDocument, Any, list[Event]]:
-    """The job's document, also as raw JSON, and the events after `seen`, which have not ended the job before it."""
+    """The job's document, also as raw JSON, and the events after `seen`.
+
+    The document is never older than an event that has ended the job.
+    """
     ended = False
     while True:
         # Get the document before the events: when it says that the job has ended, no events can follow.

@@ -42,7 +42,7 @@ _PROBLEMS = {
     "expected the node content, but found '(.*)'": "a value is missing before {0}; write text that begins with it in "
     "quotes",
     "sequence entries are not allowed here": "an entry of a list can't begin here; begin it in a line of its own",
-    "second occurrence": "the anchor is given twice; rename one of both",
+    "second occurrence": "the anchor is given twice; rename one of them",
     "expected '<document start>'": "a directive can't begin here; write text that begins with % in quotes",
     "found unconstructable recursive node": "a value contains itself; remove the alias in it",
 }

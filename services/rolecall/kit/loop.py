@@ -194,7 +194,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return True
 
     def _run_step(self, batch: Batch) -> None:
-        """Train on a batch, report the step, and write a checkpoint if one is due."""
+        """Train on a batch, report the step, and advance the position."""
         samples = self.samples(batch)
         if (loss := self.train_step(batch)) is not None:
             self._last_loss = loss

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rolecall.kit.text import corpus as corpus_module
 from rolecall.kit.text.corpus import SPLITS, Corpus, open_corpus
 from rolecall.kit.text.params import Text
 from rolecall.spec.errors import InputError
@@ -85,6 +86,12 @@ def test_a_line_longer_than_the_limit_is_read_in_chunks(tmp_path: Path) -> None:
     found = corpus(tmp_path, "ab" * 100_000, tokens="character", validation=0.5)
     assert len(found.tokens("train")) + len(found.tokens("validation")) == 200_000
     assert len(found.tokens("validation")) == 200_000 - 2 * 65_536
+
+
+def test_lines_are_encoded_in_large_batches() -> None:
+    limit = corpus_module._BATCH_CHARACTERS
+    line = "x" * (limit // 4)
+    assert [len(batch) for batch in corpus_module._batch_lines([line] * 9)] == [4, 4, 1]
 
 
 def test_a_share_without_a_line_is_an_error(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ class InferenceServer:
     @contextmanager
     def serving(self) -> Generator[None]:
         """Serve requests in a thread while the body runs."""
-        with ThreadPoolExecutor(1, "inference") as executor:
+        # The first call of torch in a thread fixes its number of torch threads, which is another one during an update.
+        with ThreadPoolExecutor(1, "inference", initializer=torch.get_num_threads) as executor:
             self._serving = executor.submit(self._serve)
             try:
                 yield

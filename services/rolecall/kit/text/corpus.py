@@ -165,15 +165,13 @@ def _write(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> None:
 
 
 def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
+    batch, size = list[str](), 0
     for line in lines:
         batch.append(line)
         size += len(line)
         if size >= _BATCH_CHARACTERS:
             yield batch
-            batch: list[str] = []
-    size = 0
+            batch, size = [], 0
     if batch:
         yield batch
 

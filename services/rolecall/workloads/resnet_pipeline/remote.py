@@ -24,7 +24,7 @@ Key = tuple[Kind, int]
 
 
 class Inbox:
-    """Tensors from other stages that the main thread has not taken yet. Blocks no RPC thread."""
+    """Tensors from other stages that nobody has taken yet, for the main thread. Blocks no RPC thread."""
 
     def __init__(self) -> None:
         self._received: dict[Key, tuple[torch.Tensor, Future[None]]] = {}
@@ -40,7 +40,7 @@ class Inbox:
         return taken
 
     def take(self, key: Key) -> torch.Tensor:
-        """Called by the main thread: wait for the tensor with this key; raises the error of a failed transfer."""
+        """Wait for the tensor with this key, also in several threads. Raises the error of a failed transfer."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._received or self._error is not None)
             if self._error is not None:
