@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, expect, sync_playwright
 from tests.conftest import Cluster
 from tests.security.test_docs_page import find_browser
 
 WAIT_MS = 30_000
 """It only ends a test that fails: a busy machine takes seconds to place a gang."""
 expect.set_options(timeout=WAIT_MS)
+_NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 
 
 @contextmanager
@@ -40,14 +41,25 @@ def logged_in(browser: Browser, cluster: Cluster) -> Generator[Page]:
 
 
 def visit(page: Page, url: str) -> None:
-    """Load `url`, again if a container of another test changed the machine's networks meanwhile."""
+    """Load `url` with its scripts, again if a container of another test changed the machine's networks meanwhile."""
     for _ in range(10):
+        failures = list[str]()
+
+        def note(request: Request, failures: list[str] = failures) -> None:
+            failures.append(f"{request.resource_type} {request.url}: {request.failure}")
+
+        page.on("requestfailed", note)
         try:
             page.goto(url)
         except Error as error:
-            if "ERR_NETWORK_CHANGED" not in error.message:
+            if not any(_NETWORK_CHANGED in one for one in (error.message, *failures)):
                 raise
-        else:
+            continue
+        finally:
+            page.remove_listener("requestfailed", note)
+        if not any(_NETWORK_CHANGED in one for one in failures):
+            # A script that is missing would only be seen by what it doesn't do.
+            assert not [one for one in failures if one.startswith(("script", "stylesheet"))]
             return
     pytest.fail(f"the machine's networks changed whenever {url} was being loaded")
 
