@@ -248,6 +248,7 @@ class Placer:
         self.waking.followers(*(job.id for job, _ in news))
 
     async def _begin(self, job: JobSummary, plan: GangPlan) -> bool:
+        """Commit the plan as the job's next attempt. Raises `Conflict` if it no longer fits what is stored."""
         now = self.clock.now()
         try:
             async with self.database.write() as connection:

@@ -150,6 +150,7 @@ class Reconciler:
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
+        """Take the next step of a job with workers, if one is due. Returns whether anything was changed."""
         expendable = self.catalogue.expendable(gang.job.workload)
         dropped, unstarted = lifecycle.dropped(gang, expendable), lifecycle.never_started(gang)
         if dropped or unstarted:
@@ -165,6 +166,7 @@ class Reconciler:
         return True
 
     async def _take(self, gang: Gang, step: JobStep) -> None:
+        """Move the job to another state, and wake those whom it concerns."""
         if not step.after.holds_slots:
             await self.progress.flush(self.database)
         try:

@@ -191,6 +191,7 @@ class _Changes:
 
 
 async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
+    """Store what a node reports of its workers. Returns the jobs that this changed."""
     known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
     changes = _Changes()
     for report in reports:
@@ -220,6 +221,7 @@ async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event
 
 
 async def _desired(master: Master, name: str, started: str) -> Desired:
+    """Read what `desired` needs from one snapshot of the database."""
     async with master.database.read() as connection:
         await _current(connection, name, started)
         job_ids = sorted({worker.job for worker in await workers.on_node(connection, name)})

@@ -123,6 +123,7 @@ class WorkerPool:
             await asyncio.sleep(_TICK_S)
 
     def _do(self, action: Action) -> None:
+        """Carry out one difference between the desired and the running workers."""
         match action:
             case Start(launch=launch):
                 task = self._tasks.create_task(self._run(self._adopt(launch)))

@@ -203,6 +203,7 @@ class WorkerProcess:
             self._folder.delete()
 
     def _apply(self, line: ProgressLine) -> None:
+        """Report what a line of the worker's progress file says: its step, its port, and that it has joined."""
         values = {"step": line.step, "loss": line.metrics.get("loss"), "samples_per_second": line.samples_per_s}
         self.newest |= {name: float(value) for name, value in values.items() if value is not None}
         if line.kind == "rendezvous":

@@ -146,6 +146,7 @@ class Reporter:
         self._write(kind=kind, **fields)
 
     def _write(self, **fields: object) -> None:
+        """Append a line to the progress file. Leaves out lines about steps when the file is almost full."""
         line = ProgressLine(at=self._wall_clock(), **fields)  # type: ignore[arg-type]
         text = line.model_dump_json(exclude_none=True, exclude_defaults=True) + "\n"
         size = len(text.encode())

@@ -203,6 +203,7 @@ class Shard:
         weight.grad = sparse if steps_on_rows(self._optimizer) else sparse.to_dense()
 
     def _step(self, rate_factor: float) -> None:
+        """Step on `grad` of the parameters, with learning rates times `rate_factor`, and release it."""
         scale_rates(self._optimizer, rate_factor)
         step(self._optimizer)
         if self._device.type == "cuda":
