@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from rolecall.master import registry
+from rolecall.master.lifecycle import JobStep
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.records import Gang
+from rolecall.master.transitions import take_step
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.job import JobSpec
 from rolecall.spec.node import NodeSpec
-from rolecall.spec.report import WorkerReport
+from rolecall.spec.report import Failure, WorkerReport
 from rolecall.spec.role import Role
-from rolecall.spec.state import WorkerState
+from rolecall.spec.state import JobState, StopMode, WorkerState
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat
 
 from .harness import ManualClock, make_node, still_master
@@ -134,6 +136,48 @@ async def test_the_gang_meets_where_its_rank_0_said_first(tmp_path: Path) -> Non
         assert held.is_set(), "the other node's call is answered now"
         (trainer,) = await beat(master, TRAINER, report(1))
         assert trainer.launch.rendezvous_port == 4711
+
+
+async def stop(master: Master, clock: ManualClock, mode: StopMode) -> None:
+    found = await gang(master)
+    async with master.database.write() as connection:
+        await take_step(connection, found, JobStep(JobState.STOPPING, stop=mode), clock.now())
+    master.waking.gang("toy-1", found.nodes)
+
+
+@pytest.mark.parametrize("mode", [StopMode.CANCEL, StopMode.PAUSE])
+async def test_a_gang_that_was_never_complete_stops_at_once(tmp_path: Path, mode: StopMode) -> None:
+    """The node of a worker that has joined would let it wait for those that have not, which are killed."""
+    async with on_master(tmp_path) as (master, clock):
+        await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        await stop(master, clock, mode)
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is StopMode.ABORT
+        # It joined while it was being cancelled, and the other one is killed.
+        (trainer,) = await beat(master, TRAINER, report(1, WorkerState.RUNNING))
+        assert trainer.stop is StopMode.ABORT
+        assert (await gang(master)).attempt.stop is mode
+
+
+@pytest.mark.parametrize(("mode", "then"), [(StopMode.CANCEL, StopMode.ABORT), (StopMode.PAUSE, StopMode.PAUSE)])
+async def test_a_failure_ends_a_cancelled_gang_and_not_one_that_saves(
+    tmp_path: Path, mode: StopMode, then: StopMode
+) -> None:
+    async with on_master(tmp_path) as (master, clock):
+        await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        await beat(master, TRAINER, report(1, WorkerState.RUNNING))
+        running = await gang(master)
+        async with master.database.write() as connection:
+            await take_step(connection, running, JobStep(JobState.RUNNING), clock.now())
+        await stop(master, clock, mode)
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is mode
+        held = master.answers.ticket(SERVER.name)
+        failure = Failure(message="it lost its peers", at=clock.now())
+        await beat(master, TRAINER, report(1, WorkerState.FAILED, exit_code=1, failure=failure))
+        assert held.is_set(), "the other node's call is answered now"
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is then
 
 
 async def test_a_report_of_a_worker_that_the_node_does_not_run_changes_nothing(tmp_path: Path) -> None:

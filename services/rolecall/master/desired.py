@@ -7,6 +7,7 @@ from typing import Any
 from rolecall.master.store.records import Gang, WorkerRecord
 from rolecall.spec.inspection import Inspection
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
 
@@ -54,7 +55,7 @@ def desired(
     workers = tuple(
         DesiredWorker(
             launch=launch(gang, worker),
-            stop=gang.attempt.stop,
+            stop=_stop_mode(gang),
             inspection=(inspections or {}).get((worker.job, worker.attempt, worker.rank)),
         )
         for gang in gangs
@@ -64,6 +65,22 @@ def desired(
     unnumbered = Desired(version=0, workers=workers)
     digest = hashlib.sha256(unnumbered.model_dump_json().encode()).digest()
     return unnumbered.model_copy(update={"version": int.from_bytes(digest[:6])})
+
+
+def _stop_mode(gang: Gang) -> StopMode | None:
+    """The mode in which a gang's workers stop: immediately if they would wait for each other in vain.
+
+    Workers leave a gang together. A gang that has never been complete has nothing to save, and the nodes kill those of
+    its workers that have not joined. After a failure, the others can't leave in order, for which a cancelled gang has
+    no need.
+    """
+    stop = gang.attempt.stop
+    if stop in {None, StopMode.COMPLETE}:
+        return stop
+    waiting = [one for one in gang.workers if one.state in {WorkerState.ASSIGNED, WorkerState.STARTING}]
+    failed = [one for one in gang.workers if one.state is WorkerState.FAILED]
+    in_vain = gang.job.started_at is None or waiting or (stop is StopMode.CANCEL and failed)
+    return StopMode.ABORT if in_vain else stop
 
 
 def unaddressed(gangs: Iterable[Gang]) -> set[str]:

@@ -27,6 +27,7 @@ from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
+from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, ScrapeToken
 
 _LOG = logging.getLogger(__name__)
@@ -169,13 +170,13 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
         await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
         changes = await _store_reports(connection, name, beat.workers)
-        located = await attempts.gangs(
-            connection, [await jobs.summary(connection, job) for job in sorted(changes.located)]
+        affected = await attempts.gangs(
+            connection, [await jobs.summary(connection, job) for job in sorted(changes.gangs)]
         )
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)
-    for gang in located.found:
+    for gang in affected.found:
         master.waking.gang(gang.job.id, gang.nodes)
     if changes.ended:
         master.answers.notify(name)
@@ -184,8 +185,8 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
 @dataclass(slots=True)
 class _Changes:
     jobs: set[str] = field(default_factory=set[str])
-    located: set[str] = field(default_factory=set[str])
-    """Jobs whose rendezvous port has become known."""
+    gangs: set[str] = field(default_factory=set[str])
+    """The jobs of which other nodes must know: their rendezvous port is known, or a worker has failed."""
     ended: bool = False
     """True if a worker of the node has ended."""
 
@@ -203,12 +204,14 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
             and report.rank == 0
             and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
         ):
-            changes.located.add(report.job)
+            changes.gangs.add(report.job)
         after = lifecycle.observe(worker, report)
         if after != worker:
             await workers.store(connection, worker, after)
             changes.jobs.add(report.job)
             changes.ended = changes.ended or after.state.ended
+            if after.state is WorkerState.FAILED:
+                changes.gangs.add(report.job)
     return changes
 
 
