@@ -28,12 +28,14 @@ from typer.testing import CliRunner
 from rolecall import __version__, landlock
 from rolecall.cli import doctor as command
 from rolecall.cli.app import app
+from rolecall.client import Client
 from rolecall.spec.access import Scope
 from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
+from rolecall.spec.job import JobDocument
 from rolecall.spec.role import Role
 
-from .command import run, run_at
+from .command import run, run_at, run_with
 
 URL = {"ROLECALL_TOKEN": TOKEN}
 
@@ -415,6 +417,23 @@ def test_ctrl_c_cancels_and_deletes_the_job(cluster: Cluster) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
         assert f"job {job} is cancelled and deleted" in process.stderr.read()
+    _await(lambda: cluster.client.get(f"/jobs/{job}").status_code == 404, 40)
+
+
+def test_ctrl_c_while_the_job_is_submitted_deletes_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, jobs, interrupts = Client.submit, set[str](), [KeyboardInterrupt]
+
+    def interrupted(client: Client, *arguments: Any) -> JobDocument:
+        job = submit(client, *arguments)
+        jobs.add(job.id)
+        if interrupts:
+            raise interrupts.pop()
+        return job
+
+    monkeypatch.setattr(Client, "submit", interrupted)
+    done = run_with(cluster, "doctor")
+    (job,) = jobs
+    assert f"job {job} is cancelled and deleted" in done.err
     _await(lambda: cluster.client.get(f"/jobs/{job}").status_code == 404, 40)
 
 

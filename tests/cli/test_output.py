@@ -2,6 +2,8 @@
 """Control characters in untrusted text never reach the terminal."""
 
 import json
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,9 +16,11 @@ import pytest
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
+from tests.conftest import ROLECALL
+from tests.cpu_time import is_within
 from tests.master.harness import ONE_TRAINER, Client, Node, on_master, one_trainer
 
-from rolecall.cli import events, follow, metrics, output, tokens
+from rolecall.cli import events, follow, logs, metrics, output, tokens
 from rolecall.cli.audit import audit_table
 from rolecall.cli.jobs import job_table
 from rolecall.cli.output import (
@@ -115,6 +119,23 @@ async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypa
             "    Traceback:",
         ]
         assert json.loads((await run_at(master, "logs", job, "--json")).out.removesuffix("\x1b[0m")) == raw
+
+
+def test_a_line_of_many_chunks_is_read_in_linear_time() -> None:
+    chunks, began = [b"x" * 65_536] * 800, time.process_time()
+    assert [len(line) for line in logs._lines([*chunks, b"y\nz\n", b"\xc3", b"\xa4"])] == [52_428_801, 1, 1]
+    assert is_within(time.process_time() - began, 2), "each chunk must not copy the line before it"
+
+
+def test_without_prefix_a_worker_can_t_show_one_of_another_worker() -> None:
+    forged = "[trainer-0] [trainer-1] " + RECORD
+    assert logs.readable(forged, prefix=False) == forged.removeprefix("[trainer-0] ")
+
+
+def test_text_that_the_terminal_lacks_is_escaped() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    shown = subprocess.check_output([*ROLECALL, "sweep", "--help"], env=environment, text=True)
+    assert r"higher (\u2191)" in " ".join(shown.split())
 
 
 def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:

@@ -106,6 +106,14 @@ def test_the_client_of_a_worker_imports_nothing(server: _Server, tmp_path: Path)
     assert (tmp_path / "log.txt").read_text().endswith("imported []\n")
 
 
+def test_a_worker_is_killed_before_its_node_when_memory_runs_out(server: _Server, tmp_path: Path) -> None:
+    pid = server.fork("two", "stay", tmp_path)["pid"]
+    of_worker, of_server = (Path(f"/proc/{one}/oom_score_adj") for one in (pid, server.process.pid))
+    await_true(lambda: int(of_worker.read_text()) == max(500, int(of_server.read_text())))
+    os.kill(pid, signal.SIGKILL)
+    assert server.receive()["key"] == "two/1/0"
+
+
 def test_a_signal_is_a_negative_status(server: _Server, tmp_path: Path) -> None:
     pid = server.fork("two", "stay", tmp_path)["pid"]
     os.kill(pid, signal.SIGKILL)

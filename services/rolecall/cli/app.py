@@ -1,6 +1,7 @@
 """Assembles the command line from its commands."""
 
 import sys
+from io import TextIOWrapper
 
 import typer
 from rich.markup import escape
@@ -81,6 +82,10 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line; an error becomes a message on stderr and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal may lack characters of another user's texts.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (CommandError, ClientError) as error:

@@ -2,6 +2,7 @@
 
 import socket
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -193,12 +194,15 @@ def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding
     The job stays only if someone needs it: for its log, or because the nodes' findings are read from its result.
     """
     request = {"workload": "preflight", "name": _JOB_NAME, "params": {"nodes": nodes}, "max_restarts": 0}
-    job = client.submit(dumps(request).encode())
+    body, key = dumps(request).encode(), uuid.uuid4().hex
     try:
+        job = client.submit(body, key)
         err.print(f"[dim]testing the network between {len(nodes)} node{'s' * (len(nodes) != 1)}: job {job.id}[/]")
         document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
         with suppress(ClientError):
+            # The master may have the job although its answer was not awaited. With the same key, it names this job.
+            job = client.submit(body, key)
             client.delete(job.id, force=True)
             err.print(f"job {job.id} is cancelled and deleted")
         raise

@@ -68,19 +68,19 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     since = None if newer is None else parse_since(newer, datetime.now(UTC)).isoformat()
     filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail, "since": since, "text": grep or None}
     query = {name: value for name, value in filters.items() if value is not None}
-    shorten = _without_prefix if no_prefix else str
     with connect(url, token) as client:
         try:
             if follow:
-                _print_lines(map(shorten, log_lines(client, job, query)), as_json=json)
+                _print_lines(log_lines(client, job, query), prefix=not no_prefix, as_json=json)
                 return
             chunks = client.log(job, query)
-            lines = map(shorten, _lines(chunks))
             if json:
-                print_json(list(lines))
+                print_json([_written(line, prefix=not no_prefix) for line in _lines(chunks)])
                 return
-            as_it_is = not (no_prefix or sys.stdout.isatty())
-            found = _print_chunks(chunks) if as_it_is else _print_lines(lines, flush=False)
+            if no_prefix or sys.stdout.isatty():
+                found = _print_lines(_lines(chunks), prefix=not no_prefix, flush=False)
+            else:
+                found = _print_chunks(chunks)
             if not found and tail != 0:
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
@@ -91,21 +91,27 @@ def logs(  # noqa: PLR0917 - the command line is the signature
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """The lines of a log. Not by `str.splitlines`, which also splits at form feeds and other characters."""
-    decoder, rest = getincrementaldecoder("utf-8")("replace"), ""
+    decoder, begun = getincrementaldecoder("utf-8")("replace"), list[str]()
     for chunk in chunks:
-        *whole, rest = (rest + decoder.decode(chunk)).split("\n")
-        yield from whole
-    if rest:
+        first, *others = decoder.decode(chunk).split("\n")
+        begun.append(first)  # Joined only when the line is complete, because a line can have many megabytes.
+        if others:
+            yield "".join(begun)
+            yield from others[:-1]
+            begun = [others[-1]]
+    if rest := "".join(begun):
         yield rest
 
 
-def _print_lines(lines: Iterable[str], *, as_json: bool = False, flush: bool = True) -> bool:
+def _print_lines(lines: Iterable[str], *, prefix: bool, as_json: bool = False, flush: bool = True) -> bool:
     """Print each line, for a terminal as `readable` returns it. Return whether there was any."""
     found, terminal = False, sys.stdout.isatty()
-    shown = readable if terminal else str
     for line in lines:
         found = True
-        print(dumps(line, ensure_ascii=terminal) if as_json else shown(line), flush=flush)
+        if as_json:
+            print(dumps(_written(line, prefix=prefix), ensure_ascii=terminal), flush=flush)
+        else:
+            print(readable(line, prefix=prefix) if terminal else _written(line, prefix=prefix), flush=flush)
     return found
 
 
@@ -125,18 +131,20 @@ def _split(line: str) -> tuple[str, str]:
     return ("", line) if found is None else (found[0], line[found.end() :])
 
 
-def _without_prefix(line: str) -> str:
-    return _split(line)[1]
+def _written(line: str, *, prefix: bool) -> str:
+    return line if prefix else _split(line)[1]
 
 
-def readable(line: str) -> str:
+def readable(line: str, *, prefix: bool = True) -> str:
     """A line of a log for people: without control characters, and with a record in JSON as text. Pure.
 
-    Each line of such a record begins with its worker, like the lines of a record that was written as text.
+    With `prefix`, each line of such a record begins with its worker, like the lines of a record that was written as
+    text.
     """
-    prefix, written = _split(line)
-    if (text := json_as_text(written)) is not None:
-        line = prefix + text.replace("\n", f"\n{prefix}")
+    worker, written = _split(line)
+    begin = worker if prefix else ""
+    text = json_as_text(written)
+    line = begin + (written if text is None else text.replace("\n", f"\n{begin}"))
     shown = visible_log(line)
     # Each worker has its own colors, and can't conceal the lines of others.
     return shown + _PLAIN if "\x1b" in shown else shown

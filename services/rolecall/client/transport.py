@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rolecall import __version__
 from rolecall.client.connection import Connection
 from rolecall.client.errors import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
-from rolecall.client.uninterrupted import open_stream, uninterrupted
+from rolecall.client.uninterrupted import begin, open_stream, uninterrupted
 from rolecall.edge.tls import client_options, explain, request_options
 from rolecall.spec.errors import PROBLEM_PREFIX, STANDBY, SettingsError, about_field
 
@@ -55,7 +55,9 @@ class Transport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not isinstance(error, KeyboardInterrupt):  # It may have left a lock of a stream taken.
+        if isinstance(error, KeyboardInterrupt):
+            begin(self._http.close)  # Without waiting for it, because a stream may have left a lock taken.
+        else:
             self.close()
 
     def close(self) -> None:

@@ -18,9 +18,14 @@ _T = TypeVar("_T")
 
 def uninterrupted(function: Callable[[], _T]) -> _T:
     """The result of `function`. Ctrl-C ends only the wait for it: the call goes on in another thread."""
+    return begin(function).result()
+
+
+def begin(function: Callable[[], _T]) -> "_Call[_T]":
+    """A call of `function` that has begun, and for which nobody needs to wait."""
     call = _Call(function)
     call.start()
-    return call.result()
+    return call
 
 
 def open_stream(send: Callable[[], httpx.Response]) -> httpx.Response:

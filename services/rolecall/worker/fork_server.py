@@ -33,7 +33,7 @@ from pydantic import ValidationError
 
 from rolecall.logs import about, log_to_stderr
 from rolecall.orphans import children, end_children
-from rolecall.process import adopt_orphans, die_with_parent
+from rolecall.process import adopt_orphans, be_killed_first, die_with_parent
 from rolecall.settings.environment import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, NotForked, Ready
 from rolecall.spec.inspection import STACKS_SIGNAL
@@ -165,6 +165,7 @@ class ForkServer:
             os.setsid()
             _end_with(server, signal.SIGKILL)
             adopt_orphans()
+            be_killed_first()  # Not the node or the master, whose jobs would all be lost.
             self._leave_server()
             _redirect(log)
             faulthandler.register(STACKS_SIGNAL, sys.stderr)
