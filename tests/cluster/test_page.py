@@ -22,6 +22,14 @@ RECORD = (
     '"traceback": "Traceback\\n  of it"}'
 )
 
+ODD_BEGIN = '{"time": "now", "level": "INFO", "logger": "odd", "message": "m", '
+ODD_RECORDS = [
+    ODD_BEGIN.replace('"m"', r'"a\u202eb"') + r'"x": {"toString": 1}, "y": null, "z": "a\nb"}',
+    ODD_BEGIN + '"traceback": {"toString": 1}}',
+    '"odd" \x1b[2J\u202e',
+]
+"""Records that a job's code can print: values that are no strings, and control characters."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -121,7 +129,8 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_press_shows_at_once(page)
     expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
-    add_to_log(cluster, job, ["a needle", RECORD, *(f"straw {number}" for number in range(3000))])
+    straw = [f"straw {number}" for number in range(3000)]
+    add_to_log(cluster, job, ["a needle", RECORD, *ODD_RECORDS, *straw])
     workers = cluster.job(job)["attempts"][0]["workers"]
     rank = next(one["rank"] for one in workers if one["node"] == "trainer-1")
     expect(page.locator(".gang")).to_contain_text(f"rank {rank} · trainer-1")
@@ -370,6 +379,13 @@ def check_log_of_ended_job(page: Page, rank: int) -> None:
     expect(lines).to_have_text(
         "[trainer-0] 2026-01-01 10:00:00.000+00:00 ERROR a.b in JSON [rank=0]\n[trainer-0]     Traceback\n"
         "[trainer-0]       of it",
+        use_inner_text=True,
+    )
+    log.get_by_label("Text").fill('"odd"')
+    expect(lines).to_have_text(
+        '[trainer-0] now INFO odd a\\u202eb [x={"toString":1} y=null z=a\\nb]\n'
+        '[trainer-0] now INFO odd m\n[trainer-0]     {"toString":1}\n'
+        '[trainer-0] "odd" \\x1b[2J\\u202e',
         use_inner_text=True,
     )
     log.get_by_label("Text").fill("no such text")

@@ -63,6 +63,16 @@ def test_an_error_does_not_quote_all_of_large_arguments(folder: Path) -> None:
     assert len(str(caught.value)) < 500
 
 
+def test_an_error_shows_no_part_of_credentials_in_large_arguments(folder: Path) -> None:
+    secret = "'hush\" " * 1000
+    arguments = {"third": f"s3://key:{secret}@bucket/x", "other": f"s3://{secret}@bucket/y"}
+    with pytest.raises(
+        InputError, match=r"can't be called with .*s3://\*\*\*@bucket/x.*s3://\*\*\*@bucket/y"
+    ) as caught:
+        build(Builder(builder="their_models:pair", arguments=arguments), 1)
+    assert "hush" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["their_models", "their_models.pair", "a b:c", ":f", "m:", "m:f.g"])
 def test_a_name_is_module_colon_function(name: str) -> None:
     with pytest.raises(ValidationError):

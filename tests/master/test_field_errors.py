@@ -16,7 +16,7 @@ from pydantic import (
 
 from rolecall.kit.params import to_object
 from rolecall.master.catalogue import load, schema_of
-from rolecall.master.field_errors import explain
+from rolecall.master.field_errors import explain, shown
 from rolecall.spec.api import PruneRequest
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobRequest, JobUpdate
@@ -429,3 +429,12 @@ def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal
         assert field_error["field"] == f"params.{field}"
         assert message in field_error["message"]
         assert legal in field_error.get("legal", "")
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_a_given_value_is_shown_without_credentials_of_any_length_and_characters(size: int) -> None:
+    secret = 'hush" |' * size
+    url = f"s3://key:{secret}@bucket/x"
+    for given in (url, [url], {"train": url}, {url: 1}):
+        assert "hush" not in shown(given)
+        assert "s3://***" in shown(given)

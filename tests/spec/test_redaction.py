@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.cpu_time import is_within
 
 from rolecall.logs import log_to_stderr
-from rolecall.spec.redaction import redact, redact_text
+from rolecall.spec.redaction import redact, redact_beginning, redact_text
 
 KEY, SECRET = "AKIAKEY", "hush+hush"
 LONG = 1 << 18
@@ -24,10 +24,21 @@ LONG = 1 << 18
         (f"https://{KEY}@host/x", "https://***@host/x"),
         (f"https://me:p@{SECRET}@host:8443/x", "https://***@host:8443/x"),
         (f"https://host/x?token={SECRET}&part=2", "https://host/x?token=***&part=***"),
-        (f"https://host/x?a={SECRET};b={SECRET}#top", "https://host/x?a=***;b=***#top"),
+        (f"https://host/x?a={SECRET};b={SECRET}#top", "https://host/x?a=***;b=***"),
+        (f"https://host/x?a=1#{SECRET}&{SECRET}&b=1", "https://host/x?a=***&b=***"),
+        (f"https://me:a#{SECRET}@host/x", "https://***@host/x"),
+        (f"https://me:12#{SECRET}@host/x", "https://***@host/x"),
+        (f"https://me:p@s:{SECRET}/{SECRET}@host/x", "https://***@host/x"),
+        (f"https://me:a::{SECRET}@host/x", "https://***@host/x"),
+        (f"https://me:a b {SECRET}@host/x", "https://***@host/x"),
+        (f"'s3://me:a\"b|{SECRET}@host/x'", "'s3://***@host/x'"),
+        (f"<s3://me:p@a<{SECRET}@host/x>", "<s3://***@host/x>"),
+        (rf'{{"url": "s3://me:a\"{SECRET}@host/x"}}', '{"url": "s3://***@host/x"}'),
+        (f"'https://host/x?a=b'{SECRET}' and more", "'https://host/x?a=***' and more"),
         (f"simplecache::s3://{KEY}:{SECRET}@bucket/a", "simplecache::s3://***@bucket/a"),
         (f"zip://a.csv::https://me:{SECRET}@host/a.zip", "zip://a.csv::https://***@host/a.zip"),
-        ("x://" + "a::" * 40 + f"b://me:{SECRET}@host/a", "x://" + "a::" * 16 + "***@host/a"),
+        ("x://" + "a::b://" * 40 + f"me:{SECRET}@host/a", "x://" + "a::b://" * 16 + "***@host/a"),
+        (f"s3://a/b,s3://me:{SECRET}@host/x,s3://{SECRET}@d/e", "s3://a/b,s3://***@host/x,s3://***@d/e"),
         (f"'s3://a:{SECRET}@b/c' and https://d:{SECRET}@e.", "'s3://***@b/c' and https://***@e."),
         (f'{{"url": "s3://a:{SECRET}@b/c"}}', '{"url": "s3://***@b/c"}'),
         (rf'"s3://{KEY}:{SECRET}\u00f6@bucket/a"', '"s3://***@bucket/a"'),
@@ -57,10 +68,39 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
         "simplecache::s3://bucket/year=2024/x@v2.parquet",
         "https://host/x?list&part;#a=b",
         "what is this? a=b",
+        "connect to https://host:8443, or mail me@example.com",
+        "(https://host:8443) me@example.com",
+        '{"url":"https://host:8443/x","mail":"me@example.com"}',
+        "'https://host/x', 'me@example.com'",
+        "see http://host: mail me@example.com",
+        "s3://bucket/a file's name@v2 | me@example.com",
     ],
 )
 def test_other_text_is_unchanged(text: str) -> None:
     assert redact_text(text) == text
+
+
+@pytest.mark.parametrize("one", [*"|'\"<>`#/? \n@:;&\\", "::", "', 'b"])
+def test_in_a_value_that_is_a_url_credentials_can_contain_any_character(one: str) -> None:
+    for secret in (f"{one}hush", f"hush{one}", f"me{one}hush", f"{one}{one}hush{one}"):
+        if secret[0] not in "/?":  # Otherwise, an empty port ends there.
+            assert redact(f"s3://key:{secret}@host/x") == "s3://***@host/x"
+        if one not in {"&", ";"} or secret[0] != one:  # It ends an empty value.
+            assert redact({f"https://host/x?key={secret}": 1}) == {"https://host/x?key=***": 1}
+
+
+def test_prose_after_a_url_is_redacted() -> None:
+    text = f"s3://bucket/a and s3://{KEY}:{SECRET}@bucket/b or s3://{KEY}:{SECRET}@bucket/c"
+    assert redact(text) == redact_text(text) == "s3://bucket/a and s3://***@bucket/b or s3://***@bucket/c"
+    assert redact(f"s3://a:{SECRET}@b and s3://c:{SECRET}@d") == "s3://***@b and s3://***@d"
+
+
+def test_a_url_that_is_cut_is_hidden() -> None:
+    text = f"no s3://{KEY}:{SECRET}@bucket/a"
+    assert redact_beginning(text, len(text)) == "no s3://***@bucket/a"
+    assert redact_beginning(text, 15) == "no s3://***"
+    assert redact_beginning(f"{text} and {text}", 50) == "no s3://***@bucket/a and no s3://***"
+    assert redact_beginning("plain text", 5) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +124,14 @@ def test_other_text_is_unchanged(text: str) -> None:
         "#",
         "=",
         "\x7f",
+        "x://a:b ",
+        "x://a:b",
+        "a:b c",
+        "a|",
+        "&a",
+        "?a=b",
+        "&a=",
+        "::a://b:c",
     ],
 )
 def test_it_takes_linear_time(repeated: str) -> None:
@@ -91,12 +139,25 @@ def test_it_takes_linear_time(repeated: str) -> None:
         for end in ("", " ://", "://x", "@"):
             begin = time.process_time()
             redact_text(text + end)
+            redact(text + end)
             assert is_within(time.process_time() - begin, 1.0), "a quadratic one takes minutes"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "url", ["://" + "::a:b@" * 16, "://" + "::" * 16, "://a=b", "://?a=b", "://a", "://@", "://a/@", "://a/?"]
+    "url",
+    [
+        "://" + "::a:b@" * 16,
+        "://" + "::" * 16,
+        "://a=b",
+        "://?a=b",
+        "://a",
+        "://@",
+        "://a/@",
+        "://a/?",
+        "://a:b",
+        "://a:b@c",
+    ],
 )
 @pytest.mark.parametrize("size", [4096, 1 << 20])
 def test_many_urls_take_little_time(url: str, size: int) -> None:

@@ -59,6 +59,14 @@ def test_every_database_can_store_the_texts() -> None:
     assert "\\u0000" not in line.model_dump_json() + failure.model_dump_json()
 
 
+def test_a_url_is_redacted_before_a_text_is_cut() -> None:
+    text = f"s3://{'k' * 3000}:{'s' * 3000}@bucket/x"
+    line = ProgressLine(kind="event", at=NOON, message=text)
+    failure = Failure(message=text, traceback=text * 10, at=NOON)
+    assert (line.message, failure.message) == ("s3://***@bucket/x", "s3://***@bucket/x")
+    assert "ss" not in failure.traceback
+
+
 def test_the_message_of_a_failure_is_one_line() -> None:
     """A job's code can write the failure itself."""
     failure = Failure.model_validate({"message": "a\nb\r\x1bc" + "\n" * 10_000, "traceback": "b\nc", "at": NOON})

@@ -18,6 +18,7 @@ from rolecall.settings.worker import WorkerSettings, read_worker
 from rolecall.spec import workload
 from rolecall.spec.bounds import matching
 from rolecall.spec.errors import InputError
+from rolecall.spec.redaction import redact, redact_text
 from rolecall.spec.report import shorten
 
 
@@ -40,8 +41,8 @@ def check_builder(chosen: Builder) -> None:
 
 
 def shorten_error(message: str) -> str:
-    """The message of an error in custom code, shortened, because it may quote large arguments."""
-    return shorten(message, 300)
+    """The message of an error in custom code, redacted and shortened, because it may quote large arguments."""
+    return shorten(redact_text(message), 300)
 
 
 def build(chosen: Builder, *given: Any) -> Any:
@@ -53,7 +54,7 @@ def build(chosen: Builder, *given: Any) -> Any:
     try:
         return function(*given, **chosen.arguments)
     except TypeError as error:
-        reason = shorten_error(f"{chosen.arguments}: {error}")
+        reason = shorten_error(f"{redact(chosen.arguments)}: {error}")
         raise InputError(f"{chosen.builder} can't be called with {reason}") from error
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from rolecall.spec.json_schema import legal, members, resolved, selector
-from rolecall.spec.redaction import redact_text
+from rolecall.spec.redaction import redact, redact_beginning
 from rolecall.spec.similar import most_similar
 from rolecall.spec.value_errors import WRONG_KIND, is_of_kind, worded
 from rolecall.spec.visible import listed, one_line
@@ -22,7 +22,7 @@ _READ_ERRORS = 1000
 _NO_CHOICE = {"enum", "literal_error"}
 """Errors of a value that is not a listed one."""
 _READ_CHARS = 8192
-"""The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
+"""The length to which a text is cut before redaction, because a request can have many long ones."""
 _GIVEN_CHARS = 200
 _FIELD_CHARS = 300
 _MESSAGE_CHARS = 2000
@@ -97,7 +97,8 @@ def shown(given: Any) -> str:
     """The value as short JSON without credentials of URLs. Reads only the beginning of a large value."""
     text = ""
     for chunk in json.JSONEncoder(default=str).iterencode(given):
-        text += chunk  # A string is one chunk, so no URL is cut.
+        before, quote, string = chunk.partition('"')  # A string is one chunk, so no URL is cut.
+        text += before + quote + (redact(string) if len(string) <= _READ_CHARS else string)
         if len(text) > _GIVEN_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
@@ -109,7 +110,7 @@ def _quoted(given: str) -> str:
 
 def _cut(text: str, max_chars: int) -> str:
     """The beginning of a text. Redacts first, because credentials can't be recognized in a URL that is cut."""
-    shown = redact_text(text[:_READ_CHARS])
+    shown = redact_beginning(text, _READ_CHARS)
     return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 
 

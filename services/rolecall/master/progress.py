@@ -17,6 +17,7 @@ from rolecall.master.store.database import Database
 from rolecall.master.store.events import WorkerEvent
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.job import Progress
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.visible import one_line
 
 _ERROR_CHARS = 300
@@ -155,7 +156,7 @@ class _JobReader:
     def _skip(self, key: StreamKey, error: Exception, count: int = 1) -> None:
         """Count skipped lines of a stream, and log the first."""
         if key not in self._skipped:
-            reason = one_line(str(error)[:_ERROR_CHARS])
+            reason = one_line(redact_text(str(error))[:_ERROR_CHARS])
             _LOG.warning("a progress line is invalid and is skipped: %s", reason, extra=_about_skipped_line(key))
         self._skipped[key] += count
 

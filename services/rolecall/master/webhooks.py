@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 from urllib.parse import urlsplit
 
 from rolecall.master.store.records import JobRecord, NotificationRecord
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.visible import one_line
 from rolecall.spec.webhook import MAX_URL, Notification, NotifiedJob
 
@@ -99,7 +100,7 @@ def next_try(tries: int, now: datetime) -> datetime | None:
 
 
 def payload(job: JobRecord, labels: dict[str, str], notification: NotificationRecord) -> bytes:
-    reason = job.reason and one_line(job.reason.partition("\n")[0])[:_REASON_CHARS]
+    reason = job.reason and one_line(redact_text(job.reason).partition("\n")[0])[:_REASON_CHARS]
     shown = NotifiedJob(
         id=job.id,
         name=job.name,

@@ -10,6 +10,7 @@ from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.folder import Folder
 from rolecall.node.reconcile import Key
 from rolecall.spec.model import parse_untrusted
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import ProgressLine
 
 CHUNK_BYTES = 256 * 1024
@@ -186,5 +187,7 @@ class ProgressReader:
         if not self._logged:
             text = "worker %s wrote a line that is not a progress line: %r (%s)"
             extra = about("progress_line_unreadable", **self._key._asdict())
-            _LOG.warning(text, self._key, raw[:200], str(why)[:200], extra=extra)
+            # Redacted before they are cut.
+            line, reason = (redact_text(one)[:200] for one in (raw.decode(errors="replace"), str(why)))
+            _LOG.warning(text, self._key, line, reason, extra=extra)
         self._logged = True

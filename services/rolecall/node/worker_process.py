@@ -22,6 +22,7 @@ from rolecall.node.reconcile import Actual, Key
 from rolecall.node.vitals import Vitals, classify_exit, process_state, request_stacks
 from rolecall.spec.metric import WORKER_METRICS, WorkerMetric
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.timeline import WINDOW_BYTES
@@ -184,7 +185,7 @@ class WorkerProcess:
     def drop_texts(self, why: str) -> bool:
         """Remove the texts of the worker's failure, which the master refuses; return whether there were any."""
         failure = self.report.failure
-        message = f"{_TEXTS_DROPPED}: {why}"[:_MAX_TEXT]
+        message = redact_text(f"{_TEXTS_DROPPED}: {why}")[:_MAX_TEXT]
         if failure is None or failure.message.startswith(_TEXTS_DROPPED):
             return False
         self._update_report(failure=failure.model_copy(update={"message": message, "traceback": ""}))
@@ -217,7 +218,8 @@ class WorkerProcess:
             return Failure.model_validate_json(written) if written else None
         except (OSError, ValidationError) as error:
             extra = self._about("failure_unreadable")
-            _LOG.warning("the failure of worker %s can't be read: %s", self.key, str(error)[:_MAX_TEXT], extra=extra)
+            why = redact_text(str(error))[:_MAX_TEXT]
+            _LOG.warning("the failure of worker %s can't be read: %s", self.key, why, extra=extra)
             return None
 
     def _about(self, event: str) -> dict[str, object]:

@@ -11,17 +11,23 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ValidationInfo
 
 HIDDEN = "***"
-# Both take linear time on any text, because no match attempt restarts inside text that was already scanned.
-# A backslash doesn't end a URL, because JSON and `repr` write some characters of passwords with one.
-_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|]+")
-_QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
+# They take linear time on any text, because a match attempt restarts at most 100 characters before the end of what was
+# scanned. In prose, a delimiter ends a URL, except inside a word: passwords can contain one. A backslash doesn't end a
+# URL, because JSON and `repr` write some characters of passwords with one.
+_DELIMITER = r"'\"<>`|"
+_PORT_IN_PROSE = rf"\d*[.,;:!?)\]}}]*(?:[\s/?#{_DELIMITER}]|$)"
+# What follows a colon and is no port is a password. It can contain spaces and delimiters, and ends with an `@`.
+_PASSWORD = rf"[^\s/?#@:\[{_DELIMITER}]*:(?!{_PORT_IN_PROSE})(?:(?!://)[^@\n]){{1,100}}+@"
+_AFTER_SCHEME = re.compile(rf"(?<=://)(?:{_PASSWORD})?(?:[^\s{_DELIMITER}]|(?<=[\w\\])[{_DELIMITER}](?=\w))+")
+_BEFORE_SCHEME = re.compile(r"\s*[A-Za-z][\w+.:-]*")
+# A value extends to the next `name=`, because it can contain `#`, `&` and `;` as they are.
+_QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;]+(?:[&;](?![^=&;#?]+=)[^&;]*)*")
 _BEFORE_QUERY_VALUE = re.compile("[?&;]")
-_LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")
 _MAX_LINKS = 16
 """The rest of a longer chain is treated as one link, in which more is hidden than necessary."""
-_PORT = re.compile(r"\d*")
+_HOST = re.compile(rf"(?:\[[^\]]*\]?|[^\s:{_DELIMITER}]*)(?::\d*)?")
 _END_OF_AUTHORITY = re.compile("[/?#]")
-_USER_OR_PORT = re.compile("[^/?#]*[@:]")
+_USER_OR_PORT = re.compile("[^/?#]*[@:#]")
 _MAX_EXAMINED = 64
 """Of the URLs of a text or value that may have credentials, more are hidden as a whole. Each takes up to 0.1 ms."""
 
@@ -32,8 +38,19 @@ def redact_text(text: str) -> str:
 
 
 def redact(value: Any) -> Any:
-    """A JSON value with the credentials of every URL in it hidden, in keys as well."""
+    """A JSON value with the credentials of every URL in it hidden, in keys as well.
+
+    Credentials in a text that begins with a URL can contain any characters.
+    """
     return _Redaction().value(value)
+
+
+def redact_beginning(text: str, chars: int) -> str:
+    """The first `chars` characters, redacted; hides all of a URL that can extend beyond them."""
+    if len(text) <= chars:
+        return redact_text(text)
+    before, scheme, after = text[:chars].rpartition("://")
+    return redact_text(before) + (f"{scheme}{HIDDEN}" if scheme else after)
 
 
 class _Redaction:
@@ -44,7 +61,10 @@ class _Redaction:
 
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            before, scheme, after = value.partition("://")
+            if not scheme or not _BEFORE_SCHEME.fullmatch(before):
+                return self.text(value)
+            return f"{before}{scheme}{self.text(self.url(after))}"  # Prose with more URLs can follow.
         if isinstance(value, dict):
             return {self.value(key): self.value(one) for key, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, list | tuple):
@@ -52,35 +72,34 @@ class _Redaction:
         return value
 
     def text(self, text: str) -> str:
-        return _AFTER_SCHEME.sub(self._url, text) if "://" in text else text
+        return _AFTER_SCHEME.sub(lambda found: self.url(found[0]), text) if "://" in text else text
 
-    def _url(self, found: re.Match[str]) -> str:
-        url = found[0]
+    def url(self, url: str) -> str:
+        """A URL without its scheme."""
         if not _may_have_credentials(url):
             return url
         self._examined += 1
         if self._examined > _MAX_EXAMINED:
             return HIDDEN
-        # It can be an fsspec chain, such as `zip://a.zip::https://user:password@host/a.zip`.
-        links = _LINK.split(url, maxsplit=_MAX_LINKS)
-        return "".join(_redact_link(link) if _may_have_credentials(link) else link for link in links)
+        # It can be a list without spaces, or an fsspec chain such as `zip://a.zip::https://user:password@host/a.zip`.
+        shown = "://".join(_without_user(link) if "@" in link else link for link in url.split("://", _MAX_LINKS))
+        return _QUERY_VALUE.sub(rf"\1{HIDDEN}", shown)
 
 
 def _may_have_credentials(url: str) -> bool:
     """False only if nothing is hidden, as in most URLs with `@` or `=` in their paths."""
-    if "@" in url and ("::" in url or _USER_OR_PORT.match(url)):  # Each link of a chain has its own authority.
+    if "@" in url and ("://" in url or _USER_OR_PORT.match(url)):  # Each link of a chain has its own authority.
         return True
     return "=" in url and _BEFORE_QUERY_VALUE.search(url) is not None
 
 
-def _redact_link(link: str) -> str:
+def _without_user(link: str) -> str:
     authority = _END_OF_AUTHORITY.split(link, maxsplit=1)[0]
-    user, at, _ = authority.rpartition("@")
-    if not at and not _PORT.fullmatch(authority.partition(":")[2]) and not authority.startswith("["):
-        # Not a port, but a password with an unescaped slash. It extends to the last `@`.
+    user, at, host = authority.rpartition("@")
+    if not _HOST.fullmatch(host) or link[len(authority) : len(authority) + 1] == "#" or "://" in link:
+        # Not a host, but a part of a password with an unescaped slash or `#`. It extends to the last `@`.
         user, at, _ = link.rpartition("@")
-    shown = f"{HIDDEN}@{link[len(user) + 1 :]}" if at else link
-    return _QUERY_VALUE.sub(rf"\1{HIDDEN}", shown)
+    return f"{HIDDEN}@{link[len(user) + 1 :]}" if at else link
 
 
 STORED: Mapping[str, Any] = MappingProxyType({})

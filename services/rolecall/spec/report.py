@@ -27,7 +27,10 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """`text` in at most `max_chars` characters; omits its middle."""
+    """`text` in at most `max_chars` characters; omits its middle.
+
+    Redact a text first: credentials can't be recognized in a URL that is cut.
+    """
     if len(text) <= max_chars:
         return text
     mark = f" [{len(text) - max_chars} characters omitted] "
@@ -120,7 +123,7 @@ class ProgressLine(Value):
     metrics: Annotated[dict[_MetricName, float], at_most(MAX_METRICS)] = Field(default_factory=dict)
     """`loss` and other values that the workload reports; for `result`, the final metrics."""
     spent: TimeSpent | None = None
-    message: Annotated[str, _SHORT_MESSAGE] | None = None
+    message: Annotated[Redacted, _SHORT_MESSAGE] | None = None
     """For `event`."""
     findings: Annotated[tuple[NodeFinding, ...], Field(fail_fast=True)] = ()
     """For `result`: the findings of an examination of the cluster."""
@@ -148,7 +151,6 @@ class WorkerReport(Value):
 
 def abridged(text: str) -> str:
     """A short version of `text` for past attempts."""
-    # Redact first: in a URL that is cut, credentials can't be recognized.
     return shorten(redact_text(text), _SUMMARY_CHARS)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from rolecall.kit.tables.files import TableFile
 from rolecall.kit.tables.params import Csv
 from rolecall.spec.errors import InputError
+from rolecall.spec.redaction import redact_text
 
 BLOCK_BYTES = 1 << 20
 """The longest row. Arrow prefetches up to 32 blocks of this size."""
@@ -48,7 +49,7 @@ def _explained(file: TableFile, csv: Csv, error: Exception) -> InputError:
 
     Raises `InputError` itself if the cause is that the file is not text.
     """
-    said = f"{error}"[:MAX_CHARS]
+    said = redact_text(f"{error}")[:MAX_CHARS]
     if file.format == "parquet":
         return InputError(f"{file.name} can't be parsed as parquet: {said}")
     if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):

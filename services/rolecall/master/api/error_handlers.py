@@ -163,7 +163,7 @@ def problem_response(
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),
-        "instance": redact_text(request.scope["path"][:_PATH_CHARS]),
+        "instance": redact_text(request.scope["path"])[:_PATH_CHARS],
     }
     if errors:
         body["errors"] = errors

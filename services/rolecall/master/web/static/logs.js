@@ -8,22 +8,41 @@ const RETRY_MS = 5000;
 const TYPING_MS = 300;
 const RECORD = /^(\[[a-z-]+-\d+\] )(\{"time": ".*)$/s;
 
-// A record in JSON as text, and other lines as they are, like `rolecall logs` on a terminal.
+// The same characters as in `spec/visible.py`, where they are explained.
+const CONTROL = String.raw`\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff`;
+const INVISIBLE = String.raw`\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}`;
+const HIDDEN_IN_RECORD = new RegExp(`[${CONTROL}${INVISIBLE}]`, "gu");
+const HIDDEN_IN_LOG = new RegExp(`(\\x1b\\[[0-9;]*m|\\r)|[${CONTROL}]`, "gu");
+
+function escaped(character) {
+  const code = character.codePointAt(0);
+  const [letter, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+  return `\\${letter}${code.toString(16).padStart(digits, "0")}`;
+}
+
+const textOf = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+// A record in JSON as text, and other lines as they are, without control characters, like `rolecall logs` on a terminal.
 function readable(line) {
+  let shown = line;
+  try {
+    shown = recordAsText(line);
+  } catch { // A part of a long line, or what a job printed, such as values that are nested too deeply.
+  }
+  return shown.replace(HIDDEN_IN_LOG, (character, allowed) => allowed ?? escaped(character));
+}
+
+// Throws unless what follows the worker is JSON that can be shown.
+function recordAsText(line) {
   const found = RECORD.exec(line);
   if (!found) return line;
   const [, worker, json] = found;
-  let record;
-  try {
-    record = JSON.parse(json);
-  } catch { // A part of a long line, or what a job printed.
-    return line;
-  }
-  const { time, level, logger, message, traceback, ...others } = record;
+  const { time, level, logger, message, traceback, ...others } = JSON.parse(json);
   if (![time, level, logger, message].every((part) => typeof part === "string")) return line;
-  const fields = Object.entries(others).map(([name, value]) => `${name}=${value}`).join(" ");
+  const fields = Object.entries(others).map(([name, value]) => `${name}=${textOf(value).replaceAll("\n", "\\n")}`).join(" ");
   const head = `${time.replace("T", " ")} ${level} ${logger} ${message}${fields && ` [${fields}]`}`;
-  return worker + [head, ...(traceback ? [traceback] : [])].join("\n").replaceAll("\n", `\n${worker}    `);
+  const text = traceback ? `${head}\n${textOf(traceback)}` : head;
+  return worker + text.replace(HIDDEN_IN_RECORD, escaped).replaceAll("\n", `\n${worker}    `);
 }
 
 function startLog(box) {
@@ -78,10 +97,10 @@ function startLog(box) {
 
   function flush() {
     if (!fresh) return;
-    const added = lines.slice(-fresh);
-    fresh = 0;
+    const added = lines.slice(-fresh).map(blockOf);
     while (view.childElementCount + added.length > lines.length) view.firstChild.remove();
-    view.append(...added.map(blockOf));
+    view.append(...added);
+    fresh = 0; // Last, so that an error loses no lines.
     scroll();
   }
 
