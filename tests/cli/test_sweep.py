@@ -131,7 +131,7 @@ def test_ctrl_c_cancels_the_running_job_and_prints_the_table(cluster: Cluster, r
         finally:
             process.kill()
     assert process.returncode == 130
-    assert f"job {job} is cancelled" in errors
+    assert f"job {job} is being cancelled" in errors
     assert table.splitlines()[1].split()[:3] == ["1", "stopping", job]
     cluster.wait_for(job, "cancelled", 20)
 
@@ -199,7 +199,7 @@ def test_ctrl_c_also_cancels_a_job_whose_submission_was_not_answered_yet() -> No
     client, planned = LosingAnswers(KeyboardInterrupt()), variants({"workload": "w"}, [("name", ("a",))])
     with pytest.raises(KeyboardInterrupt):
         sweep._run_all(client, planned, 1, None)  # pyright: ignore[reportPrivateUsage]
-    assert "is cancelled" in str(sweep._cancel(client, planned))  # pyright: ignore[reportPrivateUsage]
+    assert "is being cancelled" in str(sweep._cancel(client, planned))  # pyright: ignore[reportPrivateUsage]
     assert (len(client.made), client.cancelled) == (1, ["w-1"])
 
 

@@ -108,6 +108,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
     check_phone_width(page, f"{cluster.url}/ui/compare?job={job}", ".u-legend")
     check_phone_width(page, f"{cluster.url}/ui/jobs/{job}", ".u-legend", ".timeline svg", ".gang", ".log .lines")
+    expect(page.locator(".timeline .if-cut")).to_have_text(re.compile(r"[^.]\. The picture scrolls sideways\.$"))
     page.set_viewport_size({"width": 1280, "height": 900})
 
     state = page.locator("h1 .state")
@@ -668,6 +669,18 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_jobs_to_compare_must_be_chosen(page: Page, cluster: Cluster) -> None:
+    job = cluster.submit(WAITING)
+    visit(page, f"{cluster.url}/ui/compare")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#message")).to_have_text("Choose two or more jobs.")
+    page.locator(f"[value={job}]").check()
+    expect(page.locator("#message")).to_be_hidden()
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(f"{cluster.url}/ui/compare?job={job}")
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_long_values_are_cut_but_not_clipped(page: Page, cluster: Cluster) -> None:
     params = WAITING["params"]
     files = [[f"{name}-{number}.csv" for number in range(40)] for name in ("a", "b")]
@@ -700,7 +713,8 @@ def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> N
     expect(note).to_be_visible()
     expect(page.locator(".curves canvas")).to_be_visible()
     answers[0] = {"json": {"series": []}}
-    expect(note).to_have_text("No values have been reported yet.")
+    expect(note).to_have_text("No curves yet.")
+    expect(page.locator(".curves .bar")).to_be_hidden()
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
     expect(note).to_have_text("No values have been reported.")
 
@@ -746,3 +760,7 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     expect(page.locator(".swagger-ui .info")).to_be_visible()
     background = "parseInt(getComputedStyle(document.querySelector('.swagger-ui')).backgroundColor.slice(4))"
     assert page.evaluate(background) < 64
+    page.get_by_text("Submit a job", exact=True).first.click()
+    expect(page.locator(".examples-select__section-label").first).to_have_css("color", "rgb(228, 230, 230)")
+    page.get_by_role("link", name="Rolecall").first.click()
+    expect(page).to_have_url(f"{cluster.url}/")

@@ -53,6 +53,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/ui/jobs/{job}/status"): USERS,
     ("POST", "/ui/logout"): USERS,
     ("GET", "/docs"): USERS,
+    ("GET", "/docs/own.css"): USERS,
     ("GET", "/docs/start.js"): USERS,
     ("GET", "/docs/swagger-ui.css"): USERS,
     ("GET", "/docs/swagger-ui-bundle.js"): USERS,

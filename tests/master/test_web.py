@@ -275,7 +275,7 @@ async def test_consecutive_events_about_deleted_checkpoints_are_one_line(client:
         for step in range(3):
             await events.add(connection, job, client.master.clock.now(), RETENTION, f"deleted step {step}")
     page = (await client.http.get(f"/ui/jobs/{job}", headers=await session_of(client))).text
-    assert 'deleted step 2 <span class="note">and 2 before</span>' in page
+    assert 'deleted step 2 <span class="note">and 2 like it before</span>' in page
     assert "deleted step 1" not in page
 
 
@@ -338,10 +338,15 @@ async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: st
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/?state=lost", 422, "&#39;lost&#39; is not a valid value; valid: queued, "),
+        ("/?state=lost", 422, "Parameter &#39;state&#39;: &#39;lost&#39; is not a valid value; valid: queued, "),
         ("/ui/jobs/toy-none", 404, "toy-none"),
         ("/ui/nope", 404, "/ui/nope"),
-        ("/ui/compare?id=toy-1", 422, "id&#39;; valid: job.<"),
+        ("/ui/compare?id=toy-1", 422, ">There is no query parameter &#39;id&#39;; valid: job.<"),
+        (
+            "/ui/compare?jobs=a&id=b",
+            422,
+            "did you mean &#39;job&#39;? Valid: job. There is no query parameter &#39;id&#39;; ",
+        ),
         ("/ui/submit/", 404, "did you mean /ui/submit?"),
     ],
 )

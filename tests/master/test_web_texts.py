@@ -93,6 +93,36 @@ def test_an_error_on_a_page_says_what_helps_in_a_browser(detail: str, shown: str
     assert texts.for_browser(detail) == shown
 
 
+@pytest.mark.parametrize(
+    ("field", "message", "legal", "shown"),
+    [
+        (
+            "jobs",
+            "there is no query parameter 'jobs'; did you mean 'job'?",
+            "job",
+            "There is no query parameter 'jobs'; did you mean 'job'? Valid: job.",
+        ),
+        ("id", "there is no query parameter 'id'", "job", "There is no query parameter 'id'; valid: job."),
+        (
+            "state",
+            "'lost' is not valid",
+            "queued, failed",
+            "Parameter 'state': 'lost' is not valid; valid: queued, failed.",
+        ),
+        ("state", "it is missing", None, "Parameter 'state': it is missing."),
+        (
+            "…",
+            "3 more problems are not listed; fix these first",
+            None,
+            "3 more problems are not listed; fix these first.",
+        ),
+    ],
+)
+def test_the_error_of_a_parameter_is_a_sentence(field: str, message: str, legal: str | None, shown: str) -> None:
+    error = {"field": field, "message": message} | ({} if legal is None else {"legal": legal})
+    assert texts.for_browser(texts.about_parameter(error)) == shown
+
+
 def test_a_role_s_slots_are_those_of_live_nodes() -> None:
     worker = Occupant(job=None, role=Role.TRAINER, role_rank=0, state=WorkerState.RUNNING)
     nodes = [

@@ -39,7 +39,7 @@ async def test_the_page_loads_what_the_master_serves_and_nothing_else(tmp_path: 
         page = (await client.user("GET", "/docs")).text
         assert "<script>" not in page
         assert "://" not in page
-        sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+        sources = re.findall(r'<(?:link|script)[^>]* (?:src|href)="([^"]+)"', page)
         for source in [one for one in sources if not one.startswith("data:")]:
             assert (await client.http.get(f"/{source}")).status_code == 401
             served = await client.user("GET", f"/{source}")

@@ -19,3 +19,8 @@ from rolecall.spec.errors import InvalidJob
 def test_a_text_names_each_field_once(field: str, message: str, text: str) -> None:
     errors = [{"field": field, "message": message}, {"field": "name", "message": "it shows nothing"}]
     assert str(InvalidJob(errors)) == f"{text}; name: it shows nothing"
+
+
+def test_no_semicolon_follows_a_question() -> None:
+    errors = [{"field": "a", "message": "did you mean 'b'?"}, {"field": "c", "message": "it is missing"}]
+    assert str(InvalidJob(errors)) == "a: did you mean 'b'? c: it is missing"

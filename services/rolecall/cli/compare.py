@@ -29,7 +29,7 @@ JobIds = Annotated[
 
 
 def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show in what jobs differ (state, name, workload, roles, parameters), and all final metrics side by side."""
+    """Show how jobs differ (state, name, workload, roles, parameters), and all final metrics side by side."""
     if len(jobs) < 2:
         raise CommandError(Exit.USAGE, "compare needs the ids of two or more jobs, from `rolecall jobs`")
     if again := [job for job in jobs if jobs.count(job) > 1]:

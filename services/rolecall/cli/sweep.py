@@ -170,7 +170,8 @@ def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:
                 variant.runs[-1] = client.act(job, "cancel")
             except ClientError as error:
                 return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} can't be cancelled: {error}")
-            return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} is cancelled")
+            verb = "is" if variant.runs[-1].state.ended else "is being"
+            return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} {verb} cancelled")
     return CommandError(Exit.INTERRUPTED, "interrupted")
 
 

@@ -20,7 +20,8 @@ LOSS = Metric("loss", "Mean loss of a step.", direction="lower")
 RESULT = (
     Metric(
         "samples_per_s",
-        "Samples per second of the last steps; in the result, of the last attempt with evaluations and checkpoints.",
+        "Samples per second in the last steps. In the result: over the last attempt, including evaluations and "
+        "checkpoints.",
     ),
     Metric("wall_s", "Duration of the last attempt's training.", "seconds", "lower"),
 )

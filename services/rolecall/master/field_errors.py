@@ -18,6 +18,8 @@ FieldError = dict[str, str]
 Path = tuple[str | int, ...]
 MAX_FIELD_ERRORS = 20
 """The maximum number of field errors in one response."""
+MORE_ERRORS = "…"
+"""The field of the entry that counts further errors."""
 _READ_ERRORS = 1000
 _NO_CHOICE = {"enum", "literal_error"}
 """Errors of a value that is not a listed one."""
@@ -89,7 +91,7 @@ def shortened(errors: Sequence[FieldError], count: int) -> list[FieldError]:
     first = list(errors[:MAX_FIELD_ERRORS])
     if count > len(first):
         more = f"{count - len(first)} more problems are not listed; fix these first"
-        first.append({"field": "…", "message": more, "given": ""})
+        first.append({"field": MORE_ERRORS, "message": more, "given": ""})
     return first
 
 

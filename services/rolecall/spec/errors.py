@@ -1,5 +1,7 @@
 """The error classes. A class's docstring describes its meaning; an instance's text says what to do."""
 
+from collections.abc import Iterable, Mapping
+
 PROBLEM_PREFIX = "urn:rolecall:problem:"
 """The beginning of `type` in each problem document of a master, which no proxy's answer has."""
 STANDBY = "standby"
@@ -75,13 +77,19 @@ def about_field(field: str, message: str) -> str:
     return f"{field}: {message}"
 
 
+def about_fields(errors: Iterable[Mapping[str, str]]) -> str:
+    """The messages of field errors in one line."""
+    # A question, such as "did you mean …?", ends with its own mark.
+    return "; ".join(about_field(one["field"], one["message"]) for one in errors).replace("?; ", "? ")
+
+
 class InvalidRequest(RolecallError):
     """A request is invalid; `field_errors` lists every invalid field with the given value and the valid values."""
 
     retryable = False
 
     def __init__(self, field_errors: list["dict[str, str]"]) -> None:
-        super().__init__("; ".join(about_field(one["field"], one["message"]) for one in field_errors))
+        super().__init__(about_fields(field_errors))
         self.field_errors = field_errors
 
 

@@ -28,7 +28,11 @@ from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_of
 from rolecall.spec.visible import one_line
 
-_bearer = HTTPBearer(auto_error=False, description="A token of `rolecall tokens`, or a built-in one.")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="`ROLECALL_TOKEN`, or a token of `rolecall tokens create`. "
+    "`rolecall local` stores its token in the file `.rolecall/token`.",
+)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 Password = Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))]
 USERS = (Scope.READ, Scope.SUBMIT, Scope.ADMIN)

@@ -36,7 +36,7 @@ from rolecall.spec.errors import (
     RolecallError,
     StaleAttempt,
     StorageLimitReached,
-    about_field,
+    about_fields,
 )
 from rolecall.spec.json_errors import json_problem
 from rolecall.spec.json_schema import not_null
@@ -196,8 +196,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
             why = json_problem(why, error.body, at)
         return problem_response(400, f"the body is not JSON: {why} (at character {at})", request)
     errors = _field_errors(request, found, error.body)
-    detail = "; ".join(about_field(one["field"], one["message"]) for one in errors)
-    return problem_response(422, detail, request, errors)
+    return problem_response(422, about_fields(errors), request, errors)
 
 
 async def _on_storage_error(request: Request, error: Exception) -> Response:

@@ -1,8 +1,10 @@
 """Texts of times, numbers and sizes for people. Pure."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
+from rolecall.master.field_errors import MORE_ERRORS
 from rolecall.spec.numbers import number, size
 
 _FOR_PROGRAMS = re.compile(r"`rolecall |\b(GET|POST) /|--\w|\bROLECALL_")
@@ -39,6 +41,16 @@ def for_browser(detail: str) -> str:
     first, *others = re.split(r"(?<=[;?]) ", detail)
     text = " ".join([first, *(one for one in others if not _FOR_PROGRAMS.search(one))]).removesuffix(";")
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def about_parameter(error: Mapping[str, str]) -> str:
+    """The field error of a query or path parameter, with the valid values."""
+    name, text = error["field"], error["message"]
+    if f"'{name}'" not in text and name != MORE_ERRORS:
+        text = f"parameter '{name}': {text}"
+    if "legal" not in error:
+        return text
+    return f"{text} Valid: {error['legal']}" if text.endswith("?") else f"{text}; valid: {error['legal']}"
 
 
 def percent(share: float) -> str:

@@ -14,7 +14,7 @@ from rolecall.master.api.gate import admission_of, wants_page
 from rolecall.master.goodput import MEANINGS
 from rolecall.master.program import Master, master_of, program_of
 from rolecall.master.web.api import Api, ApiError
-from rolecall.master.web.format import for_browser
+from rolecall.master.web.format import about_parameter, for_browser
 from rolecall.master.web.render import STATIC, lacks_libraries, render
 from rolecall.master.web.view import (
     MainValue,
@@ -190,8 +190,8 @@ def as_page(on_error: ErrorHandler) -> ErrorHandler:
         if not wants_page(request.scope):
             return problem
         document = json.loads(bytes(problem.body))
-        legal = [f"; valid: {one['legal']}" for one in document.get("errors", ()) if "legal" in one]
-        page = _error_page(request, problem.status_code, document["detail"] + "".join(legal))
+        wrong = [for_browser(about_parameter(one)) for one in document.get("errors", ())]
+        page = _error_page(request, problem.status_code, " ".join(wrong) or document["detail"])
         for name, value in problem.headers.items():
             page.headers.setdefault(name, value)
         return page

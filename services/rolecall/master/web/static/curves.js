@@ -7,7 +7,7 @@ const MOST_CHARTS = 3;
 const MOST_MARKERS = 40;
 const THROUGHPUT = "samples_per_s";
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
-const NO_VALUES = "No values have been reported yet.";
+const NO_CURVES = "No curves yet.";
 const NEVER_ANY = "No values have been reported.";
 const NOT_METRICS = new Set(["at", "step"]);
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
@@ -192,7 +192,7 @@ function startCurves(box) {
   const titles = titlesOf(jobs, JSON.parse(box.dataset.names || "{}"));
   const declared = JSON.parse(box.dataset.metrics);
   box.innerHTML = `
-    <div class="bar">
+    <div class="bar" hidden>
       <label>Value <select name="metric"></select></label>
       <label><input name="log" type="checkbox"> Log scale</label>
       <label>Smoothing <input name="weight" type="range" min="0" max="0.99" step="0.01" value="0"></label>
@@ -206,9 +206,10 @@ function startCurves(box) {
       <span class="note">Or drag to zoom, and double-click to see all.</span>
     </div>
     <div class="charts"></div>
-    <p class="empty">${NO_VALUES}</p>`;
+    <p class="empty">${NO_CURVES}</p>`;
   const [metric, log, weight] = ["metric", "log", "weight"].map((name) => box.querySelector(`[name=${name}]`));
   const place = box.querySelector(".charts");
+  const bar = box.querySelector(".bar");
   const empty = box.querySelector(".empty");
   let data = new Map();
   let refusals = [];
@@ -249,7 +250,8 @@ function startCurves(box) {
     const steps = found.flatMap(({ curves }) => curves.flatMap(({ points }) => [points[0].step, points.at(-1).step]));
     whole = steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
     charts.forEach((chart, number) => drawChart(chart, found[number]));
-    empty.textContent = refusals.length ? `The values can't be read: ${refusals.join("; ")}` : isFinal ? NEVER_ANY : NO_VALUES;
+    empty.textContent = refusals.length ? `The values can't be read: ${refusals.join("; ")}` : isFinal ? NEVER_ANY : NO_CURVES;
+    bar.hidden = !charts.length;
     empty.hidden = charts.length > 0 && !refusals.length;
     if (charts.length) box.dataset.points = String(Math.max(...found.flatMap(({ curves }) => curves.map(({ points }) => points.length))));
   }

@@ -32,6 +32,14 @@ for (const name of ["htmx:sendError", "htmx:timeout"]) {
     showMessage(isButton ? "No answer from the master: press the button again." : "The master does not answer; trying again.");
   });
 }
+// The page to compare jobs, without a chosen one.
+const comparing = document.querySelector("form[action='/ui/compare']");
+comparing?.addEventListener("submit", (event) => {
+  if (comparing.querySelector(":checked")) return;
+  event.preventDefault();
+  showMessage("Choose two or more jobs.");
+});
+comparing?.addEventListener("change", () => showMessage(""));
 // A button shows at once that it is pressed, until a part of the page that was read afterwards replaces it.
 const status_ = document.getElementById("status");
 let acting = 0;

@@ -34,7 +34,8 @@ function startTimeline(section) {
       if (found) {
         section.hidden = false;
         section.querySelector("h2").textContent = found.format === "schedule" ? "Pipeline: measured and theory" : "Recent steps";
-        caption.textContent = showPicture(place, found.svg);
+        // Another sentence follows.
+        caption.textContent = showPicture(place, found.svg).replace(/[^.]$/, "$&.");
         section.querySelector(".alone").href = `/jobs/${section.dataset.job}/timeline?format=${found.format}`;
       }
       last = now;
