@@ -75,6 +75,7 @@ async def test_a_job_that_runs_is_deleted_by_force_alone(client: Client, tmp_pat
     job = (await client.submit(roles=ONE_TRAINER))["id"]
     (worker,) = await node.workers()
     await node.say(worker, WorkerState.RUNNING)
+    await client.until(job, "running")
     refused = await client.user("DELETE", f"/jobs/{job}")
     assert refused.status_code == 409
     assert "?force=true" in refused.json()["detail"]

@@ -235,7 +235,7 @@ async def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> N
         await node.say(worker, WorkerState.STARTING)
         await client.user("POST", f"/jobs/{job}/pause")
         await client.user("POST", f"/jobs/{job}/cancel")
-        (worker,) = await node.workers(1, StopMode.CANCEL)
+        (worker,) = await node.workers(1, StopMode.ABORT)  # It has not joined.
         await node.say(worker, WorkerState.STOPPED)
         document = await client.until(job, "cancelled")
         assert document["reason"] == "cancelled by admin"
@@ -248,6 +248,7 @@ async def test_a_job_that_is_resumed_before_its_gang_has_stopped_is_queued_after
         job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
         assert (await client.user("POST", f"/jobs/{job}/pause")).json()["state"] == "stopping"
         assert (await client.user("POST", f"/jobs/{job}/resume")).json()["state"] == "stopping"
         (worker,) = await node.workers(1, StopMode.DRAIN)
