@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.conftest import ROLECALL
 from tests.cpu_time import is_within
-from tests.master.harness import ONE_TRAINER, Client, Node, on_master, one_trainer
+from tests.master.harness import on_master, running
 
 from rolecall.cli import events, follow, logs, metrics, output, tokens
 from rolecall.cli.audit import audit_table
@@ -42,7 +42,6 @@ from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
-from rolecall.spec.wire import DesiredWorker
 from rolecall.workloads.catalogue import load
 
 from .command import run_at
@@ -65,18 +64,9 @@ def test_texts_send_no_control_characters_to_a_terminal() -> None:
     assert "\x1b[1m" in text, "its own styles stay"
 
 
-async def running_job(master: Client) -> tuple[Node, DesiredWorker, str]:
-    """A job with one trainer that runs: its node, its worker and its id."""
-    node = await one_trainer(master)
-    job = (await master.submit(roles=ONE_TRAINER))["id"]
-    (worker,) = await node.workers()
-    await node.say(worker, WorkerState.RUNNING)
-    return node, worker, job
-
-
 async def test_a_log_leaves_the_terminal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with on_master(tmp_path) as master:
-        node, worker, job = await running_job(master)
+        node, job, worker = await running(master)
         await node.ship(worker, "log", f"{HOSTILE}\x1b[8mconcealed\n".encode())
         assert (await run_at(master, "logs", job)).out.endswith("\x1b[8mconcealed\n")
         monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
@@ -93,7 +83,7 @@ RECORD = (
 
 async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with on_master(tmp_path) as master:
-        node, worker, job = await running_job(master)
+        node, job, worker = await running(master)
         await node.ship(worker, "log", f'{{"loss": 1}}\n{RECORD}\n{RECORD[:50]}'.encode())
         await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
         await master.until(job, "succeeded")

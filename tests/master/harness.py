@@ -449,6 +449,15 @@ async def one_trainer(client: Client, name: str = "trainer-0", **values: Any) ->
 ONE_TRAINER = {"parameter-server": 0, "trainer": 1}
 
 
+async def running(client: Client) -> tuple[Node, str, DesiredWorker]:
+    """A job of one trainer that runs: its node, its id and its worker."""
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    return node, job, worker
+
+
 def line(kind: str, **values: Any) -> ProgressLine:
     """A line of a worker's progress."""
     given: dict[str, Any] = {"kind": kind, "at": datetime.now(UTC)}

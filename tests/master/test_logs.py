@@ -12,30 +12,19 @@ from httpx_sse import ServerSentEvent, aconnect_sse
 from sqlalchemy import event
 from tests.cpu_time import is_within, slowness
 from tests.master.harness import (
-    ONE_TRAINER,
     TOKEN,
     Client,
     Node,
     bearer,
     make_node,
     on_master,
-    one_trainer,
+    running,
     turns_of_loop,
 )
 
 from rolecall.master.api import keep_alive, log_follower
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
-from rolecall.spec.wire import DesiredWorker
-
-
-async def running(client: Client) -> tuple[Node, str, DesiredWorker]:
-    """A job of one trainer that runs."""
-    node = await one_trainer(client)
-    job = (await client.submit(roles=ONE_TRAINER))["id"]
-    (worker,) = await node.workers()
-    await node.say(worker, WorkerState.RUNNING)
-    return node, job, worker
 
 
 async def followed(

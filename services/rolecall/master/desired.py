@@ -55,10 +55,11 @@ def desired(
     workers = tuple(
         DesiredWorker(
             launch=launch(gang, worker),
-            stop=_stop_mode(gang),
+            stop=stop,
             inspection=(inspections or {}).get((worker.job, worker.attempt, worker.rank)),
         )
         for gang in gangs
+        for stop in (_stop_mode(gang),)
         for worker in gang.workers
         if worker.node == node and not worker.state.ended
     )

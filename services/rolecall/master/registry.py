@@ -27,7 +27,7 @@ from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
-from rolecall.spec.state import WorkerState
+from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, ScrapeToken
 
 _LOG = logging.getLogger(__name__)
@@ -170,13 +170,16 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
         await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
         changes = await _store_reports(connection, name, beat.workers)
-        affected = await attempts.gangs(
-            connection, [await jobs.summary(connection, job) for job in sorted(changes.gangs)]
+        located = await attempts.gangs(
+            connection, [await jobs.summary(connection, job) for job in sorted(changes.located)]
         )
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)
-    for gang in affected.found:
+    # A failure changes what other nodes should do only if the gang is cancelled, which the view knows without a query.
+    known = [gang for job in changes.failed if (gang := master.view.gangs.get(job))]
+    cancelled = [gang for gang in known if gang.attempt.stop is StopMode.CANCEL]
+    for gang in (*located.found, *cancelled):
         master.waking.gang(gang.job.id, gang.nodes)
     if changes.ended:
         master.answers.notify(name)
@@ -185,8 +188,10 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
 @dataclass(slots=True)
 class _Changes:
     jobs: set[str] = field(default_factory=set[str])
-    gangs: set[str] = field(default_factory=set[str])
-    """The jobs of which other nodes must know: their rendezvous port is known, or a worker has failed."""
+    located: set[str] = field(default_factory=set[str])
+    """Jobs whose rendezvous port has become known."""
+    failed: set[str] = field(default_factory=set[str])
+    """Jobs of which a worker has failed."""
     ended: bool = False
     """True if a worker of the node has ended."""
 
@@ -204,14 +209,14 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
             and report.rank == 0
             and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
         ):
-            changes.gangs.add(report.job)
+            changes.located.add(report.job)
         after = lifecycle.observe(worker, report)
         if after != worker:
             await workers.store(connection, worker, after)
             changes.jobs.add(report.job)
             changes.ended = changes.ended or after.state.ended
             if after.state is WorkerState.FAILED:
-                changes.gangs.add(report.job)
+                changes.failed.add(report.job)
     return changes
 
 
