@@ -1,6 +1,7 @@
 # pyright: standard
 """Steps on the rows of a gradient equal torch's own steps, and means of gradients equal dense means."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
+from rolecall.kit.native import library
 from rolecall.kit.parameter_server.lookup import distinct_rows
-from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
+from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, step_on_mean, steps_on_rows
 
 ROWS, DIM, F64 = 3000, 80, torch.float64  # Several blocks, the last one shorter.
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -38,6 +40,49 @@ def test_a_step_on_rows_is_torchs(kind: type[Optimizer], arguments: dict[str, An
         step(own)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(own.state_dict(), torchs.state_dict(), rtol=0, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(given_rows=st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=3), divisor=st.integers(1, 3))
+def test_a_step_on_a_mean_is_bit_for_bit_a_step_after_it(given_rows: list[set[int]], divisor: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    gradients = [
+        RowGradient(torch.tensor(sorted(rows), dtype=torch.int64), torch.randn(len(rows), 5, generator=random))
+        for rows in given_rows
+    ]
+    expected, found = nn.Parameter(torch.ones(7, 5)), nn.Parameter(torch.ones(7, 5))
+    separate, at_once = Adagrad([expected], lr=0.1, lr_decay=0.3), Adagrad([found], lr=0.1, lr_decay=0.3)
+    for _ in range(2):
+        mean = mean_rows(gradients, divisor)
+        expected.grad = torch.sparse_coo_tensor(mean.rows[None], mean.values, expected.shape, is_coalesced=True)
+        step(separate)
+        if not step_on_mean(at_once, found, gradients, divisor):
+            assert not library.is_available()
+            return
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(at_once.state_dict(), separate.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "rows", "offsets"),
+    [
+        (SGD, {"lr": 0.1}, [0, 1], None),
+        (Adagrad, {"weight_decay": 0.1}, [0, 1], None),
+        (Adagrad, {}, [1, 0], None),
+        (Adagrad, {}, [1, 1], None),
+        (Adagrad, {}, [0, 1], [0, 1]),
+    ],
+)
+def test_a_step_on_a_mean_that_has_no_loop_changes_nothing(
+    kind: type[Optimizer], arguments: dict[str, Any], rows: list[int], offsets: list[int] | None
+) -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    optimizer = kind([weight], **arguments)
+    bags = None if offsets is None else torch.tensor(offsets)
+    before = copy.deepcopy(optimizer.state_dict())
+    assert not step_on_mean(optimizer, weight, [RowGradient(torch.tensor(rows), torch.ones(2, 2), bags)], 1)
+    assert weight.eq(1).all()
+    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 
 
 def test_dense_gradients_take_torchs_step() -> None:

@@ -9,48 +9,62 @@
 #define ROWS_AHEAD 8
 #define CACHE_LINE 64
 
+/* Writes the sum of the values of the lowest next row of all sources, over the divisor, to `mean`, and goes past that
+   row. Returns it, or INT64_MAX after the last one. */
 #define DEFINE_LOOPS(type, name, root)                                                                         \
+    static inline __attribute__((always_inline)) int64_t mean_of_next_row_##name(                              \
+        int64_t count, const int64_t *const *rows, const type *const *values, const int64_t *sizes,            \
+        int64_t *next, int64_t dim, type divisor, type *restrict mean) {                                       \
+        int64_t row = INT64_MAX;                                                                               \
+        for (int64_t i = 0; i < count; i++)                                                                    \
+            if (next[i] < sizes[i] && rows[i][next[i]] < row) row = rows[i][next[i]];                          \
+        if (row == INT64_MAX) return row;                                                                      \
+        int is_first = 1;                                                                                      \
+        for (int64_t i = 0; i < count; i++) {                                                                  \
+            if (next[i] >= sizes[i] || rows[i][next[i]] != row) continue;                                      \
+            const type *restrict value = values[i] + next[i]++ * dim;                                          \
+            if (is_first)                                                                                      \
+                for (int64_t j = 0; j < dim; j++) mean[j] = value[j];                                          \
+            else                                                                                               \
+                for (int64_t j = 0; j < dim; j++) mean[j] += value[j];                                         \
+            is_first = 0;                                                                                      \
+        }                                                                                                      \
+        for (int64_t j = 0; j < dim; j++) mean[j] /= divisor;                                                  \
+        return row;                                                                                            \
+    }                                                                                                          \
+                                                                                                               \
     FOR_EACH_PROCESSOR                                                                                         \
     int64_t mean_rows_##name(int64_t count, const int64_t *const *rows, const type *const *values,             \
                              const int64_t *sizes, int64_t *next, int64_t dim, type divisor,                   \
                              int64_t *merged_rows, type *merged) {                                             \
         for (int64_t found = 0;; found++) {                                                                    \
-            int64_t row = INT64_MAX;                                                                           \
-            for (int64_t i = 0; i < count; i++)                                                                \
-                if (next[i] < sizes[i] && rows[i][next[i]] < row) row = rows[i][next[i]];                      \
+            const int64_t row =                                                                                \
+                mean_of_next_row_##name(count, rows, values, sizes, next, dim, divisor, merged + found * dim); \
             if (row == INT64_MAX) return found;                                                                \
-            type *restrict sum = merged + found * dim;                                                         \
-            int is_first = 1;                                                                                  \
-            for (int64_t i = 0; i < count; i++) {                                                              \
-                if (next[i] >= sizes[i] || rows[i][next[i]] != row) continue;                                  \
-                const type *restrict value = values[i] + next[i]++ * dim;                                      \
-                if (is_first)                                                                                  \
-                    for (int64_t j = 0; j < dim; j++) sum[j] = value[j];                                       \
-                else                                                                                           \
-                    for (int64_t j = 0; j < dim; j++) sum[j] += value[j];                                      \
-                is_first = 0;                                                                                  \
-            }                                                                                                  \
-            for (int64_t j = 0; j < dim; j++) sum[j] /= divisor;                                               \
             merged_rows[found] = row;                                                                          \
         }                                                                                                      \
     }                                                                                                          \
                                                                                                                \
     FOR_EACH_PROCESSOR                                                                                         \
-    void step_adagrad_##name(int64_t count, const int64_t *rows, const type *gradients, int64_t dim,           \
-                             type *weight, type *squares, type rate, type eps) {                               \
-        for (int64_t i = 0; i < count; i++) {                                                                  \
-            if (i + ROWS_AHEAD < count) {                                                                      \
-                const int64_t ahead = rows[i + ROWS_AHEAD] * dim;                                              \
+    void step_adagrad_##name(int64_t count, const int64_t *const *rows, const type *const *gradients,          \
+                             const int64_t *sizes, int64_t *next, int64_t dim, type divisor,                   \
+                             type *restrict mean, type *weight, type *squares, type rate, type eps) {          \
+        for (;;) {                                                                                             \
+            const int64_t row = mean_of_next_row_##name(count, rows, gradients, sizes, next, dim, divisor, mean); \
+            if (row == INT64_MAX) return;                                                                      \
+            for (int64_t i = 0; i < count; i++) {                                                              \
+                const int64_t last = next[i] - 1;                                                              \
+                if (last < 0 || rows[i][last] != row || last + ROWS_AHEAD >= sizes[i]) continue;               \
+                const int64_t ahead = rows[i][last + ROWS_AHEAD] * dim;                                        \
                 for (int64_t j = 0; j < dim; j += CACHE_LINE / sizeof(type)) {                                 \
                     __builtin_prefetch(weight + ahead + j, 1);                                                 \
                     __builtin_prefetch(squares + ahead + j, 1);                                                \
                 }                                                                                              \
             }                                                                                                  \
-            const type *restrict gradient = gradients + i * dim;                                               \
-            type *restrict w = weight + rows[i] * dim, *restrict s = squares + rows[i] * dim;                  \
+            type *restrict w = weight + row * dim, *restrict s = squares + row * dim;                          \
             for (int64_t j = 0; j < dim; j++) {                                                                \
-                s[j] += gradient[j] * gradient[j];                                                             \
-                w[j] -= rate * gradient[j] / (root(s[j]) + eps);                                               \
+                s[j] += mean[j] * mean[j];                                                                     \
+                w[j] -= rate * mean[j] / (root(s[j]) + eps);                                                   \
             }                                                                                                  \
         }                                                                                                      \
     }

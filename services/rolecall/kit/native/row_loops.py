@@ -1,7 +1,7 @@
 """Loops over rows and their first values (`row_loops.c`). The results are those of torch except for rounding."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -42,35 +42,51 @@ def mean_rows(rows: Sequence[Tensor], values: Sequence[Tensor], divisor: int) ->
 
 
 def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
-    rows: Tensor, gradients: Tensor, weight: Tensor, squares: Tensor, rate: float, eps: float
+    rows: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    divisor: int,
+    weight: Tensor,
+    squares: Tensor,
+    rate: float,
+    eps: float,
 ) -> None:
-    """A step on the ascending `rows` [n] of `weight` [m, dim] and of the sums of squares, with gradients [n, dim].
+    """A step on rows of `weight` [m, dim] and of the sums of squares, with the sum of their gradients over `divisor`.
 
-    Uses up to `torch.get_num_threads()` threads, with equal results: no row occurs twice.
+    Each of `rows` [n] ascends, without duplicates, and belongs to the `gradients` [n, dim] of the same index. The rows'
+    mean gradients are never in memory together. Uses up to `torch.get_num_threads()` threads, with equal results.
 
     Raises `IndexError` if `weight` does not have all the rows, and `ValueError` for other shapes.
     """
-    require_shape("gradients", gradients, (len(rows), weight.shape[1]))
     require_shape("squares", squares, tuple(weight.shape))
-    if len(rows) == 0:
-        return
-    if int(rows[0]) < 0 or int(rows[-1]) >= len(weight):
-        raise IndexError(f"rows {int(rows[0])} to {int(rows[-1])} have gradients; the weight has {len(weight)} rows")
-    number = number_type(weight)
+    for numbers, found in zip(rows, gradients, strict=True):
+        require_shape("gradients", found, (len(numbers), weight.shape[1]))
+        if len(numbers) > 0 and (int(numbers[0]) < 0 or int(numbers[-1]) >= len(weight)):
+            first, last = int(numbers[0]), int(numbers[-1])
+            raise IndexError(f"rows {first} to {last} have gradients; the weight has {len(weight)} rows")
+    number, sizes = number_type(weight), ctypes.c_int64 * len(rows)
 
-    def step(begin: int, end: int) -> None:
+    def step(begins: Sequence[int], ends: Sequence[int]) -> None:
+        mean = weight.new_empty(weight.shape[1])  # Memory for the loop.
         loop("step_adagrad", weight)(
-            ctypes.c_int64(end - begin),
-            pointer(rows[begin:end]),
-            pointer(gradients[begin:end]),
-            ctypes.c_int64(gradients.shape[1]),
+            ctypes.c_int64(len(rows)),
+            pointers([one[begin:] for one, begin in zip(rows, begins, strict=True)]),
+            pointers([one[begin:] for one, begin in zip(gradients, begins, strict=True)]),
+            sizes(*(end - begin for begin, end in zip(begins, ends, strict=True))),
+            sizes(),  # The next row of each, which the loop advances.
+            ctypes.c_int64(weight.shape[1]),
+            number(divisor),
+            pointer(mean),
             pointer(weight),
             pointer(squares),
             number(rate),
             number(eps),
         )
 
-    _in_threads(step, len(rows))
+    (begins, ends), *others = pairwise(_cuts(rows))
+    futures = [_threads.submit(step, *other) for other in others]
+    step(begins, ends)
+    for future in futures:
+        future.result()
     torch.autograd.graph.increment_version((weight, squares))  # As operations in place do, which autograd checks.
 
 
@@ -87,14 +103,14 @@ def standard_normal(values: Tensor, seed: int) -> None:
     torch.autograd.graph.increment_version(values)
 
 
-def _in_threads(work: Callable[[int, int], None], count: int) -> None:
-    """Call `work(begin, end)` for consecutive parts of `range(count)`, in several threads if there is enough to do."""
-    parts = max(1, min(torch.get_num_threads(), count // _ROWS_OF_A_THREAD))
-    (begin, end), *others = pairwise(count * part // parts for part in range(parts + 1))
-    futures = [_threads.submit(work, *other) for other in others]
-    work(begin, end)
-    for future in futures:
-        future.result()
+def _cuts(rows: Sequence[Tensor]) -> list[list[int]]:
+    """The indices in each of `rows` where the parts of the threads begin and end. No two parts have the same row."""
+    longest = max(rows, key=len)
+    parts = max(1, min(torch.get_num_threads(), sum(map(len, rows)) // _ROWS_OF_A_THREAD))
+    firsts = longest[[len(longest) * part // parts for part in range(1, parts)]]
+    found = [torch.searchsorted(one, firsts) for one in rows]
+    inner = [[int(one[part]) for one in found] for part in range(parts - 1)]
+    return [[0] * len(rows), *inner, list(map(len, rows))]
 
 
 _threads = ThreadPoolExecutor(thread_name_prefix="rows")

@@ -44,7 +44,7 @@ def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
         if len(one.values) != expected:
             raise ValueError(f"a gradient has {len(one.values)} values for {expected} rows or bags")
     rows, values = [one.rows for one in gradients], [one.values for one in gradients]
-    simple = all(one.offsets is None and bool((one.rows[1:] > one.rows[:-1]).all()) for one in gradients)
+    simple = _are_simple(gradients)
     if simple and library.is_native(*values) and library.are_integers(*rows):
         return RowGradient(*row_loops.mean_rows(rows, values, divisor))
     if simple and len(gradients) == 1:
@@ -59,6 +59,11 @@ def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
         begin += len(one.values)
     distinct, order, starts = sort_distinct(torch.cat(rows))
     return RowGradient(distinct, sum_groups(torch.cat(values), torch.cat(sources)[order], starts).div_(divisor))
+
+
+def _are_simple(gradients: Sequence[RowGradient]) -> bool:
+    """True if each gradient has one value for each of its rows, which ascend."""
+    return all(one.offsets is None and bool((one.rows[1:] > one.rows[:-1]).all()) for one in gradients)
 
 
 def bag_sizes(ids: Tensor, offsets: Tensor) -> Tensor:
@@ -120,18 +125,50 @@ def step(optimizer: Optimizer) -> None:
                 update(weight, optimizer.state[weight], group)
 
 
+@torch.no_grad()
+def step_on_mean(optimizer: Optimizer, weight: Tensor, gradients: Sequence[RowGradient], divisor: int) -> bool:
+    """A step on rows of `weight` with the sum of gradients over `divisor`, as `step` with the result of `mean_rows`.
+
+    It takes one pass, without memory for that result. Returns False, and changes nothing, if no loop can do it.
+    """
+    steps = isinstance(optimizer, Adagrad) and steps_on_rows(optimizer)
+    if not steps or not gradients or not _are_simple(gradients):
+        return False
+    rows, values = [one.rows for one in gradients], [one.values for one in gradients]
+    return _step_adagrad_natively(rows, values, divisor, weight, optimizer.state[weight], optimizer.param_groups[0])
+
+
 def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     """Duchi, Hazan and Singer, 2011; as `torch.optim.Adagrad`."""
-    state["step"] += 1
-    rate = group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
     assert weight.grad is not None
     (numbers,), gradients = weight.grad._indices(), weight.grad._values()
-    if weight.dim() == 2 and library.is_native(weight, state["sum"], gradients) and library.are_integers(numbers):
-        row_loops.step_adagrad(numbers, gradients, weight, state["sum"], rate, group["eps"])
+    if _step_adagrad_natively([numbers], [gradients], 1, weight, state, group):
         return
+    rate = _next_rate(state, group)
     for gradient, work, rows, squares in _blocks(weight, state["sum"]):
         squares.addcmul_(gradient, gradient)
         rows.addcdiv_(gradient, torch.sqrt(squares, out=work).add_(group["eps"]), value=-rate)
+
+
+def _step_adagrad_natively(  # noqa: PLR0917
+    rows: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    divisor: int,
+    weight: Tensor,
+    state: dict[str, Any],
+    group: dict[str, Any],
+) -> bool:
+    is_native = library.is_native(weight, state["sum"], *gradients) and library.are_integers(*rows)
+    if weight.dim() != 2 or not is_native:
+        return False
+    row_loops.step_adagrad(rows, gradients, divisor, weight, state["sum"], _next_rate(state, group), group["eps"])
+    return True
+
+
+def _next_rate(state: dict[str, Any], group: dict[str, Any]) -> float:
+    """Count a step of Adagrad; its learning rate."""
+    state["step"] += 1
+    return group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
 
 
 def _step_sparse_adam(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
+from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, step_on_mean, steps_on_rows
 from rolecall.runtime.context import WorkerContext, current, span
 from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import StepBarrier
@@ -167,9 +167,11 @@ class Shard:
         return on_device
 
     def _apply(self, received: list[tuple[Contribution, float]]) -> None:
+        contributions, rate_factor = [contribution for contribution, _ in received], received[0][1]
         with span("apply"), measurements.timed(metric.UPDATE_SECONDS):
-            self._average_gradients([contribution for contribution, _ in received])
-            self._step(received[0][1])
+            if not self._step_on_rows(contributions, rate_factor):
+                self._average_gradients(contributions)
+                self._step(rate_factor)
 
     def _gather(self, received: list[Contribution]) -> float:
         with span("push"), measurements.timed(metric.UPDATE_SECONDS):
@@ -186,7 +188,7 @@ class Shard:
         if contexts:
             self._average_contexts(contexts)
         else:
-            self._average_rows([one for given in received if isinstance(given, tuple) for one in given])
+            self._average_rows(_row_gradients(received))
 
     def _average_contexts(self, contexts: list[int]) -> None:
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
@@ -202,6 +204,17 @@ class Shard:
         )
         weight.grad = sparse if steps_on_rows(self._optimizer) else sparse.to_dense()
 
+    def _step_on_rows(self, received: list[Contribution], rate_factor: float) -> bool:
+        """Step on gradients of rows at once, without their mean in memory. Returns False if there is no such step."""
+        gradients = _row_gradients(received)
+        if not gradients or isinstance(self._module, ComputedGradients):
+            return False
+        scale_rates(self._optimizer, rate_factor)
+        stepped = step_on_mean(self._optimizer, self._module.get_parameter("weight"), gradients, self._trainers)
+        if stepped:
+            measurements.add(metric.UPDATES)
+        return stepped
+
     def _step(self, rate_factor: float) -> None:
         """Step on `grad` of the parameters, with learning rates times `rate_factor`, and release it."""
         scale_rates(self._optimizer, rate_factor)
@@ -214,6 +227,10 @@ class Shard:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = None
         measurements.add(metric.UPDATES)
+
+
+def _row_gradients(received: Sequence[Contribution]) -> list[RowGradient]:
+    return [one for given in received if isinstance(given, tuple) for one in given]
 
 
 def serve(context: WorkerContext[Any]) -> None:
