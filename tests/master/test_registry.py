@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rolecall.master import registry
+from rolecall.master.catalogue import Catalogue
 from rolecall.master.lifecycle import JobStep
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, jobs, nodes
@@ -20,7 +22,7 @@ from rolecall.spec.job import JobSpec
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import Failure, WorkerReport
 from rolecall.spec.role import Role
-from rolecall.spec.state import JobState, StopMode, WorkerState
+from rolecall.spec.state import STOPPED_STATUS, JobState, StopMode, WorkerState
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat
 
 from .harness import ManualClock, make_node, still_master
@@ -159,11 +161,33 @@ async def test_a_gang_that_was_never_complete_stops_at_once(tmp_path: Path, mode
         assert (await gang(master)).attempt.stop is mode
 
 
-@pytest.mark.parametrize(("mode", "then"), [(StopMode.CANCEL, StopMode.ABORT), (StopMode.PAUSE, StopMode.PAUSE)])
-async def test_a_failure_ends_a_cancelled_gang_and_not_one_that_saves(
-    tmp_path: Path, mode: StopMode, then: StopMode
-) -> None:
-    async with on_master(tmp_path) as (master, clock):
+async def restart(master: Master, clock: ManualClock) -> None:
+    """The trainer's node dies, and its successor registers."""
+    clock.advance(2)
+    await registry.register(master, TRAINER.model_copy(update={"started": "second"}))
+
+
+async def fail(master: Master, clock: ManualClock) -> None:
+    failure = Failure(message="it lost its peers", at=clock.now())
+    await beat(master, TRAINER, report(1, WorkerState.FAILED, exit_code=1, failure=failure))
+
+
+async def be_killed(master: Master, _: ManualClock) -> None:
+    await beat(master, TRAINER, report(1, WorkerState.STOPPED, exit_code=-signal.SIGKILL))
+
+
+async def leave(master: Master, _: ManualClock) -> None:
+    await registry.leave(master, TRAINER.name, TRAINER.started)
+
+
+async def obey(master: Master, _: ManualClock) -> None:
+    await beat(master, TRAINER, report(1, WorkerState.STOPPED, exit_code=STOPPED_STATUS))
+
+
+@asynccontextmanager
+async def stopping(data: Path, mode: StopMode) -> AsyncGenerator[tuple[Master, ManualClock]]:
+    """As `on_master`, while a complete gang stops in this mode."""
+    async with on_master(data) as (master, clock):
         await beat(master, SERVER, report(0, WorkerState.RUNNING))
         await beat(master, TRAINER, report(1, WorkerState.RUNNING))
         running = await gang(master)
@@ -173,12 +197,44 @@ async def test_a_failure_ends_a_cancelled_gang_and_not_one_that_saves(
         (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
         assert server.stop is mode
         await master.view.refresh()
+        yield master, clock
+
+
+@pytest.mark.parametrize("mode", [StopMode.CANCEL, StopMode.PAUSE, StopMode.DRAIN, StopMode.DEADLINE])
+@pytest.mark.parametrize("end", [restart, fail, be_killed, leave])
+async def test_a_gang_that_can_not_leave_together_stops_at_once(
+    tmp_path: Path, mode: StopMode, end: Callable[[Master, ManualClock], Awaitable[None]]
+) -> None:
+    """The others would wait in vain for a worker that ended alone, until their grace time is over."""
+    async with stopping(tmp_path, mode) as (master, clock):
         held = master.answers.ticket(SERVER.name)
-        failure = Failure(message="it lost its peers", at=clock.now())
-        await beat(master, TRAINER, report(1, WorkerState.FAILED, exit_code=1, failure=failure))
-        assert held.is_set() is (mode is not then), "the other node's call is answered now if the answer is another one"
+        await end(master, clock)
+        assert held.is_set(), "the other node's call is answered now"
         (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
-        assert server.stop is then
+        assert server.stop is StopMode.ABORT
+        assert (await gang(master)).attempt.stop is mode
+
+
+async def test_a_gang_goes_on_to_save_while_its_workers_obey(tmp_path: Path) -> None:
+    async with stopping(tmp_path, StopMode.PAUSE) as (master, clock):
+        held = master.answers.ticket(SERVER.name)
+        await obey(master, clock)
+        assert not held.is_set()
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is StopMode.PAUSE
+
+
+async def test_a_gang_goes_on_to_save_without_an_expendable_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expendable(*_: object) -> frozenset[Role]:
+        return frozenset({Role.TRAINER})
+
+    async with stopping(tmp_path, StopMode.PAUSE) as (master, clock):
+        monkeypatch.setattr(Catalogue, "expendable", expendable)
+        await be_killed(master, clock)
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is StopMode.PAUSE
 
 
 async def test_a_report_of_a_worker_that_the_node_does_not_run_changes_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ WAKES: list[tuple[Callable[[Waking], None], list[str], set[str], set[str]]] = [
     (lambda waking: waking.jobs("mine"), BOTH, {"mine"}, {"mine"}),
     (lambda waking: waking.queued("mine"), ["placer"], {"mine"}, {"mine"}),
     (lambda waking: waking.gang("mine", ["near"]), BOTH, {"mine"}, {"mine", "near"}),
+    (lambda waking: waking.broken("mine"), BOTH, {"mine"}, {"mine"}),
     (lambda waking: waking.nodes("near"), BOTH, {"near"}, {"near"}),
     (lambda waking: waking.followers("mine"), [], set(), {"mine"}),
     (lambda waking: waking.loops(), BOTH, set(), set()),

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure, ProgressLine
+from rolecall.spec.state import STOPPED_STATUS
 from rolecall.spec.workdir import Workdir
 from rolecall.untrusted_files import open_regular
 from rolecall.worker.outputs import start_beating
@@ -69,7 +70,7 @@ def obey(request: ForkRequest, workdir: Workdir) -> int:
     while not workdir.stop.exists():
         time.sleep(0.02)
     print("asked:", workdir.stop.read_text())
-    return os.EX_TEMPFAIL
+    return STOPPED_STATUS
 
 
 def breed(request: ForkRequest, workdir: Workdir) -> int:

@@ -1,12 +1,14 @@
 """A node's desired workers, from the gangs that have workers on it. Pure."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rolecall.master.lifecycle import has_left_alone
 from rolecall.master.store.records import Gang, WorkerRecord
 from rolecall.spec.inspection import Inspection
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
@@ -22,11 +24,13 @@ def desired(
     *,
     blob_url: str | None,
     signing_key: str,
+    expendable: Callable[[str], Collection[Role]],
     inspections: Mapping[tuple[str, int, int], Inspection] | None = None,
 ) -> Desired:
     """The workers of `node` that have not ended, with the data to launch them.
 
-    `inspections` has the pending requests to workers, by job, attempt and rank.
+    `inspections` has the pending requests to workers, by job, attempt and rank. `expendable` returns the roles without
+    which the gangs of a workload continue.
 
     `params` has the parameters of each job. `addresses` has the addresses of nodes that are missing in the gangs'
     plans. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
@@ -59,7 +63,7 @@ def desired(
             inspection=(inspections or {}).get((worker.job, worker.attempt, worker.rank)),
         )
         for gang in gangs
-        for stop in (_stop_mode(gang),)
+        for stop in (_stop_mode(gang, expendable(gang.job.workload)),)
         for worker in gang.workers
         if worker.node == node and not worker.state.ended
     )
@@ -68,20 +72,19 @@ def desired(
     return unnumbered.model_copy(update={"version": int.from_bytes(digest[:6])})
 
 
-def _stop_mode(gang: Gang) -> StopMode | None:
+def _stop_mode(gang: Gang, expendable: Collection[Role]) -> StopMode | None:
     """The mode in which a gang's workers stop: immediately if they would wait for each other in vain.
 
     Workers leave a gang together. A gang that has never been complete has nothing to save, and the nodes kill those of
-    its workers that have not joined. After a failure, the others can't leave in order, for which a cancelled gang has
-    no need.
+    its workers that have not joined. After a worker has left alone, the others can't leave in order, and its part of
+    their checkpoint can be missing.
     """
     stop = gang.attempt.stop
     if stop in {None, StopMode.COMPLETE}:
         return stop
-    waiting = [one for one in gang.workers if one.state in {WorkerState.ASSIGNED, WorkerState.STARTING}]
-    failed = [one for one in gang.workers if one.state is WorkerState.FAILED]
-    in_vain = gang.job.started_at is None or waiting or (stop is StopMode.CANCEL and failed)
-    return StopMode.ABORT if in_vain else stop
+    waiting = any(one.state in {WorkerState.ASSIGNED, WorkerState.STARTING} for one in gang.workers)
+    incomplete = any(has_left_alone(one) for one in gang.workers if one.role not in expendable)
+    return StopMode.ABORT if gang.job.started_at is None or waiting or incomplete else stop
 
 
 def unaddressed(gangs: Iterable[Gang]) -> set[str]:

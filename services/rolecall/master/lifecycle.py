@@ -16,7 +16,7 @@ from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure, StartTimes, WorkerReport, cause_prefix, first_cause
 from rolecall.spec.role import Role
-from rolecall.spec.state import JobState, StopMode, WorkerState
+from rolecall.spec.state import STOPPED_STATUS, JobState, StopMode, WorkerState
 
 _ORDER = list(WorkerState)
 _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
@@ -74,6 +74,12 @@ def never_started(gang: Gang) -> list[WorkerRecord]:
     """The workers of a stopping gang that never reported a process, so the gang doesn't wait for them."""
     stops = gang.job.state is JobState.STOPPING
     return [worker for worker in gang.workers if stops and worker.state is WorkerState.ASSIGNED]
+
+
+def has_left_alone(worker: WorkerRecord) -> bool:
+    """True if a worker ended, but not in order with its gang: it failed, was killed, or its node is lost."""
+    killed = worker.state is WorkerState.STOPPED and worker.exit_code != STOPPED_STATUS
+    return worker.state in _FAILED or killed
 
 
 def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> JobStep | None:

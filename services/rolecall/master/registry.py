@@ -27,7 +27,6 @@ from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
-from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, ScrapeToken
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ async def register(master: Master, spec: NodeSpec) -> None:
     master.presence.register(spec.name, spec.started)
     master.presence.expect_call(spec.started)
     master.waking.nodes(spec.name)
-    master.waking.jobs(*affected_jobs)
+    master.waking.broken(*affected_jobs)
 
 
 async def leave(master: Master, name: str, started: str | None = None) -> None:
@@ -69,7 +68,7 @@ async def leave(master: Master, name: str, started: str | None = None) -> None:
         await nodes.remove(connection, name)
     master.presence.forget(name)
     master.waking.nodes(name)
-    master.waking.jobs(*affected_jobs)
+    master.waking.broken(*affected_jobs)
 
 
 async def cluster_info(master: Master, name: str) -> ClusterInfo:
@@ -176,10 +175,8 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)
-    # A failure changes what other nodes should do only if the gang is cancelled, which the view knows without a query.
-    known = [gang for job in changes.failed if (gang := master.view.gangs.get(job))]
-    cancelled = [gang for gang in known if gang.attempt.stop is StopMode.CANCEL]
-    for gang in (*located.found, *cancelled):
+    master.waking.broken(*changes.broken)
+    for gang in located.found:
         master.waking.gang(gang.job.id, gang.nodes)
     if changes.ended:
         master.answers.notify(name)
@@ -190,8 +187,8 @@ class _Changes:
     jobs: set[str] = field(default_factory=set[str])
     located: set[str] = field(default_factory=set[str])
     """Jobs whose rendezvous port has become known."""
-    failed: set[str] = field(default_factory=set[str])
-    """Jobs of which a worker has failed."""
+    broken: set[str] = field(default_factory=set[str])
+    """Jobs of which a worker has left alone."""
     ended: bool = False
     """True if a worker of the node has ended."""
 
@@ -215,8 +212,8 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
             await workers.store(connection, worker, after)
             changes.jobs.add(report.job)
             changes.ended = changes.ended or after.state.ended
-            if after.state is WorkerState.FAILED:
-                changes.failed.add(report.job)
+            if lifecycle.has_left_alone(after):
+                changes.broken.add(report.job)
     return changes
 
 
@@ -244,7 +241,16 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
     addresses = {node.name: node.spec.address for node in others.values()}
     blob_url, signing_key = master.settings.blob_url, master.signing_key
     pending = master.inspections.pending
-    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key, inspections=pending)
+    return desired(
+        name,
+        found,
+        params,
+        addresses,
+        blob_url=blob_url,
+        signing_key=signing_key,
+        expendable=master.catalogue.expendable,
+        inspections=pending,
+    )
 
 
 @cache

@@ -45,6 +45,13 @@ class Waking:
         self._answers.notify(*nodes)
         self.jobs(job)
 
+    def broken(self, *jobs: str) -> None:
+        """Notify of jobs that workers have left alone, which changes how their gangs stop if they do so already."""
+        stopping = [gang for job in jobs if (gang := self._view.gangs.get(job)) and gang.attempt.stop is not None]
+        for gang in stopping:
+            self._answers.notify(*gang.nodes)
+        self.jobs(*jobs)
+
     def nodes(self, *nodes: str) -> None:
         """Notify of nodes that registered, left or changed."""
         self._view.note(nodes=nodes)

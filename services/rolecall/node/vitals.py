@@ -9,7 +9,7 @@ from pathlib import Path
 from rolecall.process import describe_exit
 from rolecall.spec.inspection import STACKS_SIGNAL
 from rolecall.spec.report import Failure
-from rolecall.spec.state import WorkerState
+from rolecall.spec.state import STOPPED_STATUS, WorkerState
 
 STOPPED_S = 3.0
 """The time for which a process may be stopped (SIGSTOP, a debugger) before it counts as hung."""
@@ -70,7 +70,7 @@ def classify_exit(
     """
     if status == 0:
         return WorkerState.SUCCEEDED, None
-    if status == os.EX_TEMPFAIL:
+    if status == STOPPED_STATUS:
         return WorkerState.STOPPED, None
     if written is not None:
         return WorkerState.FAILED, written

@@ -39,6 +39,10 @@ class JobState(StrEnum):
         return self in {JobState.PLACED, JobState.RUNNING, JobState.STOPPING}
 
 
+STOPPED_STATUS = 75
+"""The exit status of a worker that stopped on request, in order with its gang: `EX_TEMPFAIL` of sysexits(3)."""
+
+
 class WorkerState(StrEnum):
     """The state of one worker of an attempt, in the order of legal transitions."""
 

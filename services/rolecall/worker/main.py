@@ -6,7 +6,6 @@ failure, which is in `failure.json`.
 
 import importlib
 import logging
-import os
 import traceback
 import warnings
 from contextlib import closing
@@ -34,6 +33,7 @@ from rolecall.settings.worker import read_worker
 from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
+from rolecall.spec.state import STOPPED_STATUS
 from rolecall.spec.timeline import WINDOW_BYTES
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
@@ -43,7 +43,7 @@ from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
 _LOG = logging.getLogger(__name__)
-DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
+DONE, FAILED = 0, 1
 
 _TRACEBACK_LINES = 30
 _MAX_PROBLEMS = 3
@@ -84,7 +84,7 @@ def play(request: ForkRequest) -> int:
             _leave_timeline(outputs, inspector.timeline)
     except Stopped as reason:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
-        return STOPPED
+        return STOPPED_STATUS
     except BaseException as error:  # noqa: BLE001 - the master must get every failure
         _LOG.exception("the worker failed", extra=about("worker_failed"))
         outputs.fail(_failure(error, sandbox))
