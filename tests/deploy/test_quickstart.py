@@ -88,6 +88,7 @@ KUBECTL = """#!/bin/sh
 echo "$*" >>"$FOLDER/calls"
 case "$*" in
   *--dry-run=client* | kustomize*) exec REAL "$@" ;;
+  "get --raw /version") printf '{\n  "major": "1",\n  "minor": "%s"\n}' "${MINOR:-30+}" ;;
   *"get secret"*) grep --quiet "name: $5" "$FOLDER/created" 2>/dev/null ;;
   "create --filename=-") cat >>"$FOLDER/created" ;;
   "apply --kustomize="*) exec REAL kustomize "${2#*=}" >"$FOLDER/applied" ;;
@@ -95,15 +96,20 @@ esac
 """
 
 
-@pytest.mark.slow
-def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_path: Path) -> None:
+def scripted(folder: Path, **more: str) -> dict[str, str]:
+    """An environment with the scripted kubectl."""
     program("kubectl")
-    stub = tmp_path / "bin" / "kubectl"
+    stub = folder / "bin" / "kubectl"
     stub.parent.mkdir()
     stub.write_text(KUBECTL.replace("REAL", str(shutil.which("kubectl"))))
     stub.chmod(0o755)
+    return os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}", "FOLDER": str(folder)} | more
+
+
+@pytest.mark.slow
+def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_path: Path) -> None:
+    environment = scripted(tmp_path)
     command = [K8S / "quickstart", "--registry", "local", "--component", "postgres", "--directory", tmp_path / "mine"]
-    environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}", "FOLDER": str(tmp_path)}
     said: list[str] = []
     for _ in range(2):
         (tmp_path / "calls").write_text("")
@@ -111,18 +117,41 @@ def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_pat
         assert done.returncode == 0, done.stderr
         said.append(done.stderr)
         *before, last = [call for call in (tmp_path / "calls").read_text().splitlines() if "rollout" not in call]
-        assert before[1].startswith("apply --filename=")
-        assert before[1].endswith("base/namespace.yaml")
+        assert before[2].startswith("apply --filename=")
+        assert before[2].endswith("base/namespace.yaml")
         assert last == f"apply --kustomize={tmp_path / 'mine'}"
         waited = [call.split("/")[1].split()[0] for call in (tmp_path / "calls").read_text().splitlines()[-5:]]
         assert waited == [f"rolecall-{role}" for role in ("master", "parameter-server", "trainer", "stage", "observer")]
-        assert "export ROLECALL_TOKEN=" in done.stdout
+        assert "export ROLECALL_URL=http://127.0.0.1:8080\n  export ROLECALL_TOKEN=" in done.stdout
     created = [
         one for one in load_objects((tmp_path / "created").read_text().replace("apiVersion", "---\napiVersion")) if one
     ]
     assert secrets(created).keys() == {"rolecall-tokens", "rolecall-database"}
     assert ["keeping the secret" in text for text in said] == [False, True]
     assert any(one and one["kind"] == "StatefulSet" for one in load_objects((tmp_path / "applied").read_text()))
+
+
+def test_a_cluster_that_is_too_old_is_refused_before_anything_is_applied(tmp_path: Path) -> None:
+    command = [K8S / "quickstart", "--registry", "local", "--directory", str(tmp_path / "mine")]
+    environment = scripted(tmp_path, MINOR="29")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert "the cluster has Kubernetes 1.29; it must be 1.30 or newer" in done.stderr
+    assert "apply" not in (tmp_path / "calls").read_text()
+
+
+@pytest.mark.slow
+def test_with_tls_it_prints_what_a_client_needs_for_https(tmp_path: Path) -> None:
+    environment, folder = scripted(tmp_path), tmp_path / "mine"
+    folder.mkdir()
+    parts = ("overlays/single-node", "components/tls")
+    overlay, component = (os.path.relpath(K8S / part, folder) for part in parts)
+    (folder / "kustomization.yaml").write_text(f"resources:\n  - {overlay}\ncomponents:\n  - {component}\n")
+    command = [K8S / "quickstart", "--registry", "local", "--directory", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "export ROLECALL_URL=https://127.0.0.1:8080 ROLECALL_TLS_CA=rolecall-ca.crt" in done.stdout
+    assert "http://" not in done.stdout
 
 
 def test_without_a_cluster_it_asks_for_a_context(tmp_path: Path) -> None:
