@@ -138,6 +138,30 @@ def test_the_path_through_the_code_names_what_exists() -> None:
     assert path.count(".py`:") == len(found)
 
 
+def test_the_short_path_through_the_code_takes_ten_minutes() -> None:
+    document = (ROOT / "docs/architecture.md").read_text()
+    path = document.partition("### In ten minutes")[2].partition("\n### ")[0]
+    found = re.findall(r"`([\w/]+\.py)`: \*?`([\w.]+)`", path)
+    assert len(found) >= 12
+    words = len(path.split())
+    for file, name in found:
+        source = (ROOT / "services/rolecall" / file).read_text()
+        words += len(_source_of(source, name).split())
+    assert words / 250 * 60 + 8 * len(found) < 600
+
+
+def _source_of(source: str, name: str) -> str:
+    """The source of a function or a method."""
+    body = ast.parse(source).body
+    *classes, function = name.split(".")
+    for one in classes:
+        body = next(node.body for node in body if isinstance(node, ast.ClassDef) and node.name == one)
+    functions = (node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = ast.get_source_segment(source, next(node for node in functions if node.name == function))
+    assert found is not None
+    return found
+
+
 def _tutorials() -> dict[str, list[list[str]]]:
     """The rows of the table of each tutorial in docs/tutorials.md, as cells; by the section's title."""
     sections = (ROOT / "docs/tutorials.md").read_text().split("\n## ")[1:]
