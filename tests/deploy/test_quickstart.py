@@ -117,6 +117,7 @@ def test_it_starts_everything_in_order_and_keeps_secrets_the_second_time(tmp_pat
         assert done.returncode == 0, done.stderr
         said.append(done.stderr)
         *before, last = [call for call in (tmp_path / "calls").read_text().splitlines() if "rollout" not in call]
+        assert before[1] == "get --raw /version"
         assert before[2].startswith("apply --filename=")
         assert before[2].endswith("base/namespace.yaml")
         assert last == f"apply --kustomize={tmp_path / 'mine'}"
@@ -150,7 +151,8 @@ def test_with_tls_it_prints_what_a_client_needs_for_https(tmp_path: Path) -> Non
     command = [K8S / "quickstart", "--registry", "local", "--directory", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "export ROLECALL_URL=https://127.0.0.1:8080 ROLECALL_TLS_CA=rolecall-ca.crt" in done.stdout
+    assert "export ROLECALL_URL=https://127.0.0.1:8080 ROLECALL_TLS_CA=\"$PWD/rolecall-ca.crt\"" in done.stdout
+    assert "ROLECALL_TLS_NAME=rolecall-master" in done.stdout
     assert "http://" not in done.stdout
 
 

@@ -196,7 +196,6 @@ async def stopping(data: Path, mode: StopMode) -> AsyncGenerator[tuple[Master, M
         await stop(master, clock, mode)
         (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
         assert server.stop is mode
-        await master.view.refresh()
         yield master, clock
 
 
@@ -213,6 +212,28 @@ async def test_a_gang_that_can_not_leave_together_stops_at_once(
         (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
         assert server.stop is StopMode.ABORT
         assert (await gang(master)).attempt.stop is mode
+
+
+@pytest.mark.parametrize("mode", [StopMode.ABORT, StopMode.COMPLETE])
+@pytest.mark.parametrize("end", [restart, fail, be_killed, leave])
+async def test_a_gang_that_does_not_save_asks_nobody_again(
+    tmp_path: Path, mode: StopMode, end: Callable[[Master, ManualClock], Awaitable[None]]
+) -> None:
+    async with stopping(tmp_path, mode) as (master, clock):
+        held = master.answers.ticket(SERVER.name)
+        await end(master, clock)
+        assert not held.is_set()
+        (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
+        assert server.stop is mode
+
+
+async def test_only_the_first_worker_that_leaves_alone_wakes_its_gang(tmp_path: Path) -> None:
+    """Otherwise, each end in a large gang would have all its nodes ask again."""
+    async with stopping(tmp_path, StopMode.DRAIN) as (master, clock):
+        await be_killed(master, clock)
+        held = master.answers.ticket(TRAINER.name)
+        await beat(master, SERVER, report(0, WorkerState.STOPPED, exit_code=-signal.SIGKILL))
+        assert not held.is_set()
 
 
 async def test_a_gang_goes_on_to_save_while_its_workers_obey(tmp_path: Path) -> None:
@@ -232,7 +253,9 @@ async def test_a_gang_goes_on_to_save_without_an_expendable_worker(
 
     async with stopping(tmp_path, StopMode.PAUSE) as (master, clock):
         monkeypatch.setattr(Catalogue, "expendable", expendable)
+        held = master.answers.ticket(SERVER.name)
         await be_killed(master, clock)
+        assert not held.is_set()
         (server,) = await beat(master, SERVER, report(0, WorkerState.RUNNING))
         assert server.stop is StopMode.PAUSE
 

@@ -9,16 +9,24 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.lifecycle import JobStep
+from rolecall.master.lifecycle import JobStep, has_left_alone
 from rolecall.master.store import attempts, checkpoints, events, jobs, schema, workers
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import Gang, JobRecord
-from rolecall.master.transitions import VERIFY_S, apply_step, fail_unreadable, lose_workers, take_step
+from rolecall.master.transitions import (
+    VERIFY_S,
+    Loss,
+    apply_step,
+    broken_gangs,
+    fail_unreadable,
+    lose_workers,
+    take_step,
+)
 from rolecall.spec.errors import StaleAttempt
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
 from rolecall.spec.role import Role
-from rolecall.spec.state import JobState, StopMode, WorkerState
+from rolecall.spec.state import STOPPED_STATUS, JobState, StopMode, WorkerState
 
 from .harness import failure
 
@@ -45,6 +53,11 @@ async def connection(tmp_path: Path) -> AsyncIterator[AsyncConnection]:
             yield connection
     finally:
         await database.close()
+
+
+def nobody(_: str) -> frozenset[Role]:
+    """No worker is expendable."""
+    return frozenset()
 
 
 async def job(connection: AsyncConnection) -> JobRecord:
@@ -191,13 +204,39 @@ async def test_a_checkpoint_is_not_in_doubt_while_the_gang_still_stops(connectio
 
 async def test_the_workers_of_a_lost_node_end_and_those_of_others_continue(connection: AsyncConnection) -> None:
     await place(connection)
-    assert await lose_workers(connection, "trainer-0", "node trainer-0 was lost", LATER) == {"toy-1"}
+    loss = await lose_workers(connection, "trainer-0", "node trainer-0 was lost", LATER, nobody)
+    assert loss == Loss({"toy-1"}, {})
     lost, other = (await attempts.gang(connection, await job(connection))).workers
     assert lost.state is WorkerState.LOST
     assert lost.failure is not None
     assert (lost.failure.message, lost.failure.at) == ("node trainer-0 was lost", LATER)
     assert other.state is WorkerState.ASSIGNED
-    assert await lose_workers(connection, "trainer-0", "again", LATER) == set()
+    assert await lose_workers(connection, "trainer-0", "again", LATER, nobody) == Loss(set(), {})
+
+
+@pytest.mark.parametrize("state", WorkerState)
+@pytest.mark.parametrize("exit_code", [None, 0, 1, -9, STOPPED_STATUS])
+async def test_the_database_knows_like_the_life_cycle_who_has_left_alone(
+    connection: AsyncConnection, state: WorkerState, exit_code: int | None
+) -> None:
+    first, _ = (await place(connection)).workers
+    await workers.change(connection, first, state=state, exit_code=exit_code)
+    expected = has_left_alone(replace(first, state=state, exit_code=exit_code))
+    assert await workers.has_any_left_alone(connection, "toy-1", 1, ()) is expected
+    assert not await workers.has_any_left_alone(connection, "toy-1", 1, {Role.TRAINER})
+    assert not await workers.has_any_left_alone(connection, "toy-1", 2, ())
+
+
+async def test_a_gang_breaks_once_if_it_stops_in_order(connection: AsyncConnection) -> None:
+    gang = await place(connection)
+    assert await broken_gangs(connection, gang.workers[:1], nobody) == {}, "it does not stop"
+    await take_step(connection, gang, JobStep(JobState.STOPPING, stop=StopMode.PAUSE), NOW)
+    first, second = (await attempts.gang(connection, await job(connection))).workers
+    assert await broken_gangs(connection, [first], lambda _: {Role.TRAINER}) == {}, "it continues without the worker"
+    assert await broken_gangs(connection, [first], nobody) == {"toy-1": {"trainer-0", "trainer-1"}}
+    loss = await lose_workers(connection, "trainer-0", "node trainer-0 was lost", LATER, nobody)
+    assert loss.broken == {"toy-1": {"trainer-0", "trainer-1"}}
+    assert await broken_gangs(connection, [second], nobody) == {}, "it is broken already"
 
 
 async def test_a_job_that_cant_be_read_ends_once_with_all_that_is_its(connection: AsyncConnection) -> None:

@@ -29,11 +29,9 @@ def desired(
 ) -> Desired:
     """The workers of `node` that have not ended, with the data to launch them.
 
-    `inspections` has the pending requests to workers, by job, attempt and rank. `expendable` returns the roles without
-    which the gangs of a workload continue.
-
     `params` has the parameters of each job. `addresses` has the addresses of nodes that are missing in the gangs'
-    plans. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
+    plans. `expendable` returns the roles that gangs of a workload can lose. `inspections` has the pending requests to
+    workers, by job, attempt and rank. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
     that it stays the same after a restart of the master.
     """
 

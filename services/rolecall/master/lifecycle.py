@@ -77,7 +77,8 @@ def never_started(gang: Gang) -> list[WorkerRecord]:
 
 
 def has_left_alone(worker: WorkerRecord) -> bool:
-    """True if a worker ended, but not in order with its gang: it failed, was killed, or its node is lost."""
+    """True if a worker ended, but not in order with its gang: it failed, was killed or never started, or its node is
+    lost."""
     killed = worker.state is WorkerState.STOPPED and worker.exit_code != STOPPED_STATUS
     return worker.state in _FAILED or killed
 

@@ -112,8 +112,9 @@ class Reconciler:
         for name in sorted(nodes_with_workers):
             why = f"node {name} was lost (silent for {self.presence.silence_s(name):.1f} s)"
             async with self.database.write() as connection:
-                affected_jobs = await transitions.lose_workers(connection, name, why, self.clock.now())
-            self.waking.broken(*affected_jobs)
+                now, expendable = self.clock.now(), self.catalogue.expendable
+                loss = await transitions.lose_workers(connection, name, why, now, expendable)
+            self.waking.lost(loss)
             _LOG.warning("%s", why, extra=about("node_lost", node=name))
         if nodes_with_workers:
             await self.view.refresh()
@@ -157,8 +158,7 @@ class Reconciler:
             async with self.database.write() as connection:
                 await workers.end_all(connection, dropped, WorkerState.LOST)
                 await workers.end_all(connection, unstarted, WorkerState.STOPPED)
-            # Without its unstarted workers, a gang stops in another way.
-            self.waking.gang(gang.job.id, gang.nodes if unstarted else {worker.node for worker in dropped})
+            self.waking.gang(gang.job.id, {worker.node for worker in (*dropped, *unstarted)})
             return True
         step = lifecycle.next_step(gang, expendable, draining, self.clock.now())
         if step is None:

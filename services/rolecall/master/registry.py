@@ -5,6 +5,7 @@ Each change follows one order: commit, then memory (`presence`, `answers`), then
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,11 +23,12 @@ from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
 from rolecall.master.streams import StreamKey
-from rolecall.master.transitions import lose_workers
+from rolecall.master.transitions import Loss, broken_gangs, lose_workers
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
+from rolecall.spec.role import Role
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, ScrapeToken
 
 _LOG = logging.getLogger(__name__)
@@ -38,21 +40,22 @@ async def register(master: Master, spec: NodeSpec) -> None:
     Raises `Conflict` if another live node has the name.
     """
     now = master.clock.now()
-    affected_jobs: set[str] = set()
+    loss = Loss(set(), {})
     async with master.database.write() as connection:
         before = await nodes.incarnation(connection, spec.name)
         if before is not None and before.started != spec.started:
             known = await nodes.find(connection, spec.name)
             if known is not None:
                 _refuse_rival(known, spec, master.presence)
-            affected_jobs = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
+            why = f"node {spec.name} restarted"
+            loss = await lose_workers(connection, spec.name, why, now, master.catalogue.expendable)
         await nodes.put(connection, spec, now)
     if before is not None and before.started != spec.started:
         master.presence.mark_replaced(before.started)
     master.presence.register(spec.name, spec.started)
     master.presence.expect_call(spec.started)
     master.waking.nodes(spec.name)
-    master.waking.broken(*affected_jobs)
+    master.waking.lost(loss)
 
 
 async def leave(master: Master, name: str, started: str | None = None) -> None:
@@ -64,11 +67,12 @@ async def leave(master: Master, name: str, started: str | None = None) -> None:
         known = await nodes.incarnation(connection, name)
         if known is not None and started not in {None, known.started}:
             return
-        affected_jobs = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
+        why, now = f"node {name} left the cluster", master.clock.now()
+        loss = await lose_workers(connection, name, why, now, master.catalogue.expendable)
         await nodes.remove(connection, name)
     master.presence.forget(name)
     master.waking.nodes(name)
-    master.waking.broken(*affected_jobs)
+    master.waking.lost(loss)
 
 
 async def cluster_info(master: Master, name: str) -> ClusterInfo:
@@ -168,14 +172,14 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
     async with master.database.write() as connection:
         await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
-        changes = await _store_reports(connection, name, beat.workers)
+        changes = await _store_reports(connection, name, beat.workers, master.catalogue.expendable)
         located = await attempts.gangs(
             connection, [await jobs.summary(connection, job) for job in sorted(changes.located)]
         )
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)
-    master.waking.broken(*changes.broken)
+    master.waking.gangs(changes.broken)
     for gang in located.found:
         master.waking.gang(gang.job.id, gang.nodes)
     if changes.ended:
@@ -187,13 +191,18 @@ class _Changes:
     jobs: set[str] = field(default_factory=set[str])
     located: set[str] = field(default_factory=set[str])
     """Jobs whose rendezvous port has become known."""
-    broken: set[str] = field(default_factory=set[str])
-    """Jobs of which a worker has left alone."""
+    broken: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """See `broken_gangs`."""
     ended: bool = False
     """True if a worker of the node has ended."""
 
 
-async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
+async def _store_reports(
+    connection: AsyncConnection,
+    name: str,
+    reports: tuple[WorkerReport, ...],
+    expendable: Callable[[str], Collection[Role]],
+) -> _Changes:
     """Store what a node reports of its workers. Returns the jobs that this changed."""
     known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
     changes = _Changes()
@@ -209,11 +218,11 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
             changes.located.add(report.job)
         after = lifecycle.observe(worker, report)
         if after != worker:
+            if lifecycle.has_left_alone(after):
+                changes.broken |= await broken_gangs(connection, [after], expendable)
             await workers.store(connection, worker, after)
             changes.jobs.add(report.job)
             changes.ended = changes.ended or after.state.ended
-            if lifecycle.has_left_alone(after):
-                changes.broken.add(report.job)
     return changes
 
 

@@ -4,6 +4,9 @@
 `StaleAttempt` if another one was committed first.
 """
 
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -11,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.lifecycle import Accusation, JobStep
 from rolecall.master.store import attempts, checkpoints, events, jobs, workers
-from rolecall.master.store.records import Gang, JobSummary
+from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
 from rolecall.spec.report import Failure
+from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
 
 VERIFY_S = 60.0
@@ -56,11 +60,43 @@ async def take_step(connection: AsyncConnection, gang: Gang, step: JobStep, now:
     await attempts.follow(connection, gang, step.attempt_state or step.after, **ends, **stop, **cause)
 
 
-async def lose_workers(connection: AsyncConnection, node: str, why: str, now: datetime) -> set[str]:
-    """End the workers of a lost or removed node. Returns their jobs."""
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The consequences of the loss of a node."""
+
+    jobs: set[str]
+    """The jobs of its workers."""
+    broken: dict[str, set[str]]
+    """See `broken_gangs`."""
+
+
+async def lose_workers(
+    connection: AsyncConnection, node: str, why: str, now: datetime, expendable: Callable[[str], Collection[Role]]
+) -> Loss:
+    """End the workers of a lost or removed node. `expendable` returns the roles that a workload can lose."""
     gone = await workers.on_node(connection, node)
+    broken = await broken_gangs(connection, gone, expendable)
     await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
-    return {worker.job for worker in gone}
+    return Loss({worker.job for worker in gone}, broken)
+
+
+async def broken_gangs(
+    connection: AsyncConnection, leaving: Iterable[WorkerRecord], expendable: Callable[[str], Collection[Role]]
+) -> dict[str, set[str]]:
+    """The gangs that stop at once instead of in order because these workers leave alone: the nodes, by job.
+
+    Call it before their ends are stored, because only the first such worker of a gang changes how the others stop.
+    """
+    of_attempt = defaultdict[tuple[str, int], set[Role]](set)
+    for worker in leaving:
+        of_attempt[worker.job, worker.attempt].add(worker.role)
+    found: dict[str, set[str]] = {}
+    for (job, attempt), roles in of_attempt.items():
+        if await attempts.stops_in_order(connection, job, attempt):
+            spared = expendable((await jobs.summary(connection, job)).workload)
+            if roles - set(spared) and not await workers.has_any_left_alone(connection, job, attempt, spared):
+                found[job] = await workers.nodes_of(connection, job, attempt)
+    return found
 
 
 async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> tuple[bool, list[str]]:

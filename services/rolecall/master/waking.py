@@ -4,10 +4,11 @@ Code that commits a change calls one of these methods afterwards. Only affected 
 depends only on the size of its gang.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rolecall.master.answers import Answers
 from rolecall.master.signals import Signals
+from rolecall.master.transitions import Loss
 from rolecall.master.view import View
 
 TICK_S = 0.5
@@ -45,12 +46,15 @@ class Waking:
         self._answers.notify(*nodes)
         self.jobs(job)
 
-    def broken(self, *jobs: str) -> None:
-        """Notify of jobs that workers have left alone, which changes how their gangs stop if they do so already."""
-        stopping = [gang for job in jobs if (gang := self._view.gangs.get(job)) and gang.attempt.stop is not None]
-        for gang in stopping:
-            self._answers.notify(*gang.nodes)
-        self.jobs(*jobs)
+    def lost(self, loss: Loss) -> None:
+        """Notify of the loss of a node."""
+        self.jobs(*loss.jobs)
+        self.gangs(loss.broken)
+
+    def gangs(self, nodes: Mapping[str, Iterable[str]]) -> None:
+        """As `gang`, for the nodes of each job."""
+        for job, its_nodes in nodes.items():
+            self.gang(job, its_nodes)
 
     def nodes(self, *nodes: str) -> None:
         """Notify of nodes that registered, left or changed."""

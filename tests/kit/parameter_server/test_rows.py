@@ -20,9 +20,15 @@ CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (SGD, {"lr": 0.1}),
     (SGD, {"lr": 0.1, "momentum": 0.9}),  # Torch's own step.
     (Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.2, "eps": 1e-7, "lr_decay": 0.3}),
+    (Adagrad, {"lr": 0.1, "maximize": True}),  # Torch's own step.
     (SparseAdam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7}),
+    (SparseAdam, {"lr": 0.1, "maximize": True}),
 ]
 pytestmark = pytest.mark.usefixtures("implementation")
+
+
+class OwnAdagrad(Adagrad):
+    """Can have a step of its own."""
 
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES)
@@ -64,23 +70,27 @@ def test_a_step_on_a_mean_is_bit_for_bit_a_step_after_it(given_rows: list[set[in
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "rows", "offsets"),
+    ("kind", "arguments", "rows", "offsets", "dtype"),
     [
-        (SGD, {"lr": 0.1}, [0, 1], None),
-        (Adagrad, {"weight_decay": 0.1}, [0, 1], None),
-        (Adagrad, {}, [1, 0], None),
-        (Adagrad, {}, [1, 1], None),
-        (Adagrad, {}, [0, 1], [0, 1]),
+        (SGD, {"lr": 0.1}, [0, 1], None, torch.float32),
+        (Adagrad, {"weight_decay": 0.1}, [0, 1], None, torch.float32),
+        (Adagrad, {"maximize": True}, [0, 1], None, torch.float32),
+        (OwnAdagrad, {}, [0, 1], None, torch.float32),
+        (Adagrad, {}, [1, 0], None, torch.float32),
+        (Adagrad, {}, [1, 1], None, torch.float32),
+        (Adagrad, {}, [0, 1], [0, 1], torch.float32),
+        (Adagrad, {}, [0, 1], None, torch.bfloat16),
     ],
 )
 def test_a_step_on_a_mean_that_has_no_loop_changes_nothing(
-    kind: type[Optimizer], arguments: dict[str, Any], rows: list[int], offsets: list[int] | None
+    kind: type[Optimizer], arguments: dict[str, Any], rows: list[int], offsets: list[int] | None, dtype: torch.dtype
 ) -> None:
-    weight = nn.Parameter(torch.ones(3, 2))
+    weight = nn.Parameter(torch.ones(3, 2, dtype=dtype))
     optimizer = kind([weight], **arguments)
     bags = None if offsets is None else torch.tensor(offsets)
     before = copy.deepcopy(optimizer.state_dict())
-    assert not step_on_mean(optimizer, weight, [RowGradient(torch.tensor(rows), torch.ones(2, 2), bags)], 1)
+    gradient = RowGradient(torch.tensor(rows), torch.ones(2, 2, dtype=dtype), bags)
+    assert not step_on_mean(optimizer, weight, [gradient], 1)
     assert weight.eq(1).all()
     torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 

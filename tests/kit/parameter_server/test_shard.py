@@ -10,10 +10,11 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from tests.measured import increases, measured
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adagrad, Optimizer
 
 from rolecall.kit import Stopped
 from rolecall.kit.optimizers import OptimizerChoice
+from rolecall.kit.parameter_server import shard as shard_module
 from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, serve, sharded_embedding
 from rolecall.spec.metric import SERVED_CALLS, SERVED_ROWS, SERVED_SECONDS, TABLE_BYTES, UPDATE_SECONDS, UPDATES
 
@@ -25,8 +26,8 @@ LR, ROWS, DIM = 0.5, 5, 3
 IDS = [torch.tensor([0, 1, 1]), torch.tensor([1, 4])]
 
 
-def shards_of(trainers: int, *, synchronous: bool = True) -> Shards:
-    optimizer, initializer = OptimizerChoice(SGD, {"lr": LR}), Uniform(0, 1.0)
+def shards_of(trainers: int, *, synchronous: bool = True, kind: type[Optimizer] = SGD) -> Shards:
+    optimizer, initializer = OptimizerChoice(kind, {"lr": LR}), Uniform(0, 1.0)
     table = sharded_embedding("table", ROWS, dim=DIM, initializer=initializer, optimizer=optimizer, servers=[0])
     return make_shards([table], trainers, synchronous=synchronous)
 
@@ -67,6 +68,28 @@ def test_a_synchronous_step_is_that_of_the_mean_gradient() -> None:
     torch.testing.assert_close(rows(shards), before - LR * 0.1 * mean)
     assert increases(counts, *counted) == [2, 4, 1], "each trainer looks up two distinct rows"
     assert min(increases(times, *timed)) > 0
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_a_synchronous_step_of_adagrad_is_on_all_trainers_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for their mean."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the mean of the gradients was computed")
+
+    monkeypatch.setattr(shard_module, "mean_rows", fail)
+    shards = shards_of(2, kind=Adagrad)
+    before, updates = rows(shards), measured(UPDATES)
+
+    def one(trainer: int) -> None:
+        own = Shards([replace(shard, gradients=[]) for shard in shards.of("table")])
+        train(own, IDS[trainer], lambda at: torch.futures.wait_all(own.apply(at, 0, trainer, 0.1)))
+
+    with ThreadPoolExecutor(2) as trainers:
+        list(trainers.map(one, range(2)))
+    used = gradient(torch.cat(IDS)).sign()  # The first step of Adagrad has the length of the rate.
+    torch.testing.assert_close(rows(shards), before - LR * 0.1 * used)
+    assert increases(updates, UPDATES) == [1]
 
 
 @pytest.mark.usefixtures("gang", "context")

@@ -9,8 +9,8 @@
 #define ROWS_AHEAD 8
 #define CACHE_LINE 64
 
-/* Writes the sum of the values of the lowest next row of all sources, over the divisor, to `mean`, and goes past that
-   row. Returns it, or INT64_MAX after the last one. */
+/* `mean_of_next_row` writes the sum of the values of the lowest next row of all sources, over the divisor, to `mean`,
+   and goes past that row. It returns the row, or INT64_MAX after the last one. */
 #define DEFINE_LOOPS(type, name, root)                                                                         \
     static inline __attribute__((always_inline)) int64_t mean_of_next_row_##name(                              \
         int64_t count, const int64_t *const *rows, const type *const *values, const int64_t *sizes,            \

@@ -116,7 +116,8 @@ def step(optimizer: Optimizer) -> None:
     """
     update = _UPDATES.get(type(optimizer))
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-    if update is None or not all(one.grad.is_sparse for one in weights):
+    maximizes = any(group.get("maximize") for group in optimizer.param_groups)
+    if update is None or maximizes or not all(one.grad.is_sparse for one in weights):
         optimizer.step()
         return
     for group in optimizer.param_groups:
@@ -131,38 +132,35 @@ def step_on_mean(optimizer: Optimizer, weight: Tensor, gradients: Sequence[RowGr
 
     It takes one pass, without memory for that result. Returns False, and changes nothing, if no loop can do it.
     """
-    steps = isinstance(optimizer, Adagrad) and steps_on_rows(optimizer)
-    if not steps or not gradients or not _are_simple(gradients):
+    group = optimizer.param_groups[0]
+    # Subclasses can have a step of their own.
+    if type(optimizer) is not Adagrad or not steps_on_rows(optimizer) or group["maximize"] or not gradients:
         return False
-    rows, values = [one.rows for one in gradients], [one.values for one in gradients]
-    return _step_adagrad_natively(rows, values, divisor, weight, optimizer.state[weight], optimizer.param_groups[0])
+    state, rows, values = optimizer.state[weight], [one.rows for one in gradients], [one.values for one in gradients]
+    if not _has_adagrad_loop(weight, state, rows, values) or not _are_simple(gradients):
+        return False
+    row_loops.step_adagrad(rows, values, divisor, weight, state["sum"], _next_rate(state, group), group["eps"])
+    return True
 
 
 def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     """Duchi, Hazan and Singer, 2011; as `torch.optim.Adagrad`."""
     assert weight.grad is not None
     (numbers,), gradients = weight.grad._indices(), weight.grad._values()
-    if _step_adagrad_natively([numbers], [gradients], 1, weight, state, group):
-        return
     rate = _next_rate(state, group)
+    if _has_adagrad_loop(weight, state, [numbers], [gradients]):
+        row_loops.step_adagrad([numbers], [gradients], 1, weight, state["sum"], rate, group["eps"])
+        return
     for gradient, work, rows, squares in _blocks(weight, state["sum"]):
         squares.addcmul_(gradient, gradient)
         rows.addcdiv_(gradient, torch.sqrt(squares, out=work).add_(group["eps"]), value=-rate)
 
 
-def _step_adagrad_natively(  # noqa: PLR0917
-    rows: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    divisor: int,
-    weight: Tensor,
-    state: dict[str, Any],
-    group: dict[str, Any],
+def _has_adagrad_loop(
+    weight: Tensor, state: dict[str, Any], rows: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> bool:
     is_native = library.is_native(weight, state["sum"], *gradients) and library.are_integers(*rows)
-    if weight.dim() != 2 or not is_native:
-        return False
-    row_loops.step_adagrad(rows, gradients, divisor, weight, state["sum"], _next_rate(state, group), group["eps"])
-    return True
+    return weight.dim() == 2 and is_native
 
 
 def _next_rate(state: dict[str, Any], group: dict[str, Any]) -> float:

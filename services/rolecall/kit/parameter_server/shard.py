@@ -133,7 +133,9 @@ class Shard:
             self._updated = step
             with span("apply"), measurements.timed(metric.UPDATE_SECONDS):
                 scale_gradients(self._module.parameters(), scale)
-                self._step(rate_factor)
+                scale_rates(self._optimizer, rate_factor)
+                self._step()
+            measurements.add(metric.UPDATES)
 
     def module(self) -> rpc.RRef[nn.Module]:
         """A reference to the module itself, as `rpc.remote` returns it in the PyTorch tutorials."""
@@ -169,9 +171,11 @@ class Shard:
     def _apply(self, received: list[tuple[Contribution, float]]) -> None:
         contributions, rate_factor = [contribution for contribution, _ in received], received[0][1]
         with span("apply"), measurements.timed(metric.UPDATE_SECONDS):
-            if not self._step_on_rows(contributions, rate_factor):
+            scale_rates(self._optimizer, rate_factor)
+            if not self._step_on_rows(_row_gradients(contributions)):
                 self._average_gradients(contributions)
-                self._step(rate_factor)
+                self._step()
+        measurements.add(metric.UPDATES)
 
     def _gather(self, received: list[Contribution]) -> float:
         with span("push"), measurements.timed(metric.UPDATE_SECONDS):
@@ -204,20 +208,14 @@ class Shard:
         )
         weight.grad = sparse if steps_on_rows(self._optimizer) else sparse.to_dense()
 
-    def _step_on_rows(self, received: list[Contribution], rate_factor: float) -> bool:
+    def _step_on_rows(self, gradients: list[RowGradient]) -> bool:
         """Step on gradients of rows at once, without their mean in memory. Returns False if there is no such step."""
-        gradients = _row_gradients(received)
-        if not gradients or isinstance(self._module, ComputedGradients):
+        if not gradients:
             return False
-        scale_rates(self._optimizer, rate_factor)
-        stepped = step_on_mean(self._optimizer, self._module.get_parameter("weight"), gradients, self._trainers)
-        if stepped:
-            measurements.add(metric.UPDATES)
-        return stepped
+        return step_on_mean(self._optimizer, self._module.get_parameter("weight"), gradients, self._trainers)
 
-    def _step(self, rate_factor: float) -> None:
-        """Step on `grad` of the parameters, with learning rates times `rate_factor`, and release it."""
-        scale_rates(self._optimizer, rate_factor)
+    def _step(self) -> None:
+        """Step on `grad` of the parameters, and release it."""
         step(self._optimizer)
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
@@ -226,7 +224,6 @@ class Shard:
             # Release the gradients of rows, so that the next message can use their memory.
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = None
-        measurements.add(metric.UPDATES)
 
 
 def _row_gradients(received: Sequence[Contribution]) -> list[RowGradient]:

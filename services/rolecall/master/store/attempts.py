@@ -78,6 +78,13 @@ async def set_port(connection: AsyncConnection, job: str, number: int, port: int
     return changed.rowcount == 1
 
 
+async def stops_in_order(connection: AsyncConnection, job: str, number: int) -> bool:
+    """True if the attempt's gang is asked to stop, so that its workers save a checkpoint and leave together."""
+    others = (StopMode.ABORT, StopMode.COMPLETE)
+    guard = (*_key(job, number), attempts.c.stop.is_not(None), attempts.c.stop.not_in(others))
+    return await connection.scalar(select(attempts.c.number).where(*guard)) is not None
+
+
 async def set_first_step(connection: AsyncConnection, job: str, number: int, at: datetime) -> None:
     """Store the time of the first optimizer step unless an earlier one is stored."""
     later = or_(attempts.c.first_step_at.is_(None), attempts.c.first_step_at > at)

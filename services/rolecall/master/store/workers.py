@@ -1,8 +1,8 @@
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, tuple_, update
+from sqlalchemy import Row, and_, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import WorkerRecord, member, read, readable
@@ -11,9 +11,14 @@ from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import GangPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
-from rolecall.spec.state import WorkerState
+from rolecall.spec.state import STOPPED_STATUS, WorkerState
 
 _RUNNING_ON = tuple(state for state in WorkerState if not state.ended)
+_LEFT_ALONE = or_(
+    workers.c.state.in_((WorkerState.FAILED, WorkerState.LOST)),
+    and_(workers.c.state == WorkerState.STOPPED, workers.c.exit_code.is_distinct_from(STOPPED_STATUS)),
+)
+"""As `lifecycle.has_left_alone`."""
 
 
 async def add(connection: AsyncConnection, job: str, attempt: int, plan: GangPlan) -> None:
@@ -86,6 +91,20 @@ async def on_nodes(connection: AsyncConnection, nodes: Iterable[str]) -> list[Wo
     query = select(workers).where(workers.c.node.in_(tuple(nodes)), workers.c.state.in_(_RUNNING_ON))
     order = (workers.c.job, workers.c.attempt, workers.c.rank)
     return list(readable(await connection.execute(query.order_by(*order)), record, "worker"))
+
+
+async def has_any_left_alone(
+    connection: AsyncConnection, job: str, attempt: int, expendable: Collection[Role]
+) -> bool:
+    """True if a worker of an attempt has left its gang alone; those of expendable roles don't count."""
+    guard = (workers.c.job == job, workers.c.attempt == attempt, workers.c.role.not_in(tuple(expendable)))
+    return await connection.scalar(select(workers.c.rank).where(*guard, _LEFT_ALONE).limit(1)) is not None
+
+
+async def nodes_of(connection: AsyncConnection, job: str, attempt: int) -> set[str]:
+    """The nodes of the workers of an attempt that have not ended."""
+    guard = (workers.c.job == job, workers.c.attempt == attempt, workers.c.state.in_(_RUNNING_ON))
+    return set(await connection.scalars(select(workers.c.node).where(*guard).distinct()))
 
 
 async def end_unreadable(connection: AsyncConnection, job: str) -> list[str]:
