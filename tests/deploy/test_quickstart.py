@@ -151,7 +151,7 @@ def test_with_tls_it_prints_what_a_client_needs_for_https(tmp_path: Path) -> Non
     command = [K8S / "quickstart", "--registry", "local", "--directory", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "export ROLECALL_URL=https://127.0.0.1:8080 ROLECALL_TLS_CA=\"$PWD/rolecall-ca.crt\"" in done.stdout
+    assert 'export ROLECALL_URL=https://127.0.0.1:8080 ROLECALL_TLS_CA="$PWD/rolecall-ca.crt"' in done.stdout
     assert "ROLECALL_TLS_NAME=rolecall-master" in done.stdout
     assert "http://" not in done.stdout
 

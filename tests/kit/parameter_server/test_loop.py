@@ -131,9 +131,9 @@ class Gated(Model):
         self.opened = threading.Event()
         apply = Shard._step
 
-        def step(shard: Shard, rate_factor: float) -> None:
+        def step(shard: Shard) -> None:
             assert self.opened.wait(30)
-            apply(shard, rate_factor)
+            apply(shard)
             self.happened.append("applied")
 
         monkeypatch.setattr(Shard, "_step", step)

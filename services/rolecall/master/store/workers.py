@@ -93,9 +93,7 @@ async def on_nodes(connection: AsyncConnection, nodes: Iterable[str]) -> list[Wo
     return list(readable(await connection.execute(query.order_by(*order)), record, "worker"))
 
 
-async def has_any_left_alone(
-    connection: AsyncConnection, job: str, attempt: int, expendable: Collection[Role]
-) -> bool:
+async def has_any_left_alone(connection: AsyncConnection, job: str, attempt: int, expendable: Collection[Role]) -> bool:
     """True if a worker of an attempt has left its gang alone; those of expendable roles don't count."""
     guard = (workers.c.job == job, workers.c.attempt == attempt, workers.c.role.not_in(tuple(expendable)))
     return await connection.scalar(select(workers.c.rank).where(*guard, _LEFT_ALONE).limit(1)) is not None
