@@ -31,8 +31,8 @@ def desired(
 
     `params` has the parameters of each job. `addresses` has the addresses of nodes that are missing in the gangs'
     plans. `expendable` returns the roles that gangs of a workload can lose. `inspections` has the pending requests to
-    workers, by job, attempt and rank. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
-    that it stays the same after a restart of the master.
+    workers, by job, attempt and rank. Tokens and secrets of attempts are derived from `signing_key`. The version is a
+    digest of the content, so that it stays the same after a restart of the master.
     """
 
     def launch(gang: Gang, worker: WorkerRecord) -> WorkerLaunch:

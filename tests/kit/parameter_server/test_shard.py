@@ -14,8 +14,8 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from rolecall.kit import Stopped
 from rolecall.kit.optimizers import OptimizerChoice
-from rolecall.kit.parameter_server import shard as shard_module
 from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, serve, sharded_embedding
+from rolecall.kit.parameter_server import shard as shard_module
 from rolecall.spec.metric import SERVED_CALLS, SERVED_ROWS, SERVED_SECONDS, TABLE_BYTES, UPDATE_SECONDS, UPDATES
 
 from .conftest import WorkerContextOfTest, manifest_of

@@ -53,7 +53,8 @@ def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
     """A step on rows of `weight` [m, dim] and of the sums of squares, with the sum of their gradients over `divisor`.
 
     Each of `rows` [n], at least one, ascends without duplicates, and belongs to the `gradients` [n, dim] of the same
-    index. The rows' mean gradients are never in memory together. Uses up to `torch.get_num_threads()` threads, with equal results.
+    index. The rows' mean gradients are never in memory together. Uses up to `torch.get_num_threads()` threads, with
+    equal results.
 
     Raises `IndexError` if `weight` does not have all the rows, and `ValueError` for other shapes.
     """
