@@ -69,6 +69,7 @@ def test_an_overlay_and_its_settings_are_kept(tmp_path: Path) -> None:
         (("--registry",), "--registry needs a value"),
         (("--registry", 'x"\n  - name: y'), "the registry and the tag can have"),
         (("--registry", "x", "--overlay", "large"), "unknown overlay large; use one of: cpu gpu gpu-rdma single-node"),
+        (("--registry", "x", "--overlay", ".."), "unknown overlay ..; use one of"),
         (("--registry", "x", "--component", "tls"), "docs/kubernetes.md describes it"),
         (("--registry", "x", "--component", "redis"), "use postgres, monitoring or datasets"),
         (("--fast",), "unknown option --fast"),

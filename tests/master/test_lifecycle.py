@@ -123,6 +123,19 @@ def test_the_next_step(gang: Gang, after: J | None, stop: StopMode | None) -> No
         check_transition(gang.job.state, step.after)
 
 
+@pytest.mark.parametrize("stop", [PAUSE, DRAIN])
+def test_a_pause_or_drain_names_the_worker_that_failed_meanwhile(stop: StopMode) -> None:
+    """Its part of the last checkpoint can be missing."""
+    gang = make_gang(
+        J.STOPPING, X, F, stop=stop, failures={1: fail(message="killed by SIGKILL")}, job={"reason": "asked"}
+    )
+    step = lifecycle.next_step(gang, EXPENDABLE, set(), NOW)
+    assert step is not None
+    assert step.reason is not None
+    assert step.reason.startswith("asked; meanwhile, ")
+    assert step.reason.endswith("killed by SIGKILL")
+
+
 def test_a_draining_node_stops_its_gangs_at_no_cost() -> None:
     step = lifecycle.next_step(make_gang(J.RUNNING, R, R), EXPENDABLE, {"trainer-0"}, NOW)
     assert step is not None

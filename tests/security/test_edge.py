@@ -135,6 +135,27 @@ def test_a_body_without_a_token_costs_no_memory(master: Program) -> None:
     assert httpx.get(f"{url}/healthz").is_success
 
 
+@pytest.mark.parametrize(
+    "request_of_parts",
+    [
+        head("GET", "/jobs")[:-2] + b"X: a\r\n" * 19_000 + b"\r\n",
+        head("POST", "/jobs", Transfer_Encoding="chunked", Content_Type="application/json") + b"1\r\na\r\n" * 20_000,
+        head("POST", "/jobs", Transfer_Encoding="chunked") + b"0\r\n" + b"X: a\r\n" * 19_000 + b"\r\n",
+    ],
+    ids=["lines", "chunks", "trailer"],
+)
+def test_many_tiny_parts_without_a_token_cost_little_time(request_of_parts: bytes, master: Program) -> None:
+    """They are parsed before the token is checked, and while nothing else runs."""
+    begin = master.process.cpu_times()
+    for _ in range(10):
+        with closing(dial(master.url)) as connection, suppress(ConnectionError, TimeoutError):
+            connection.sendall(request_of_parts)
+            assert answer(connection)[0] in {400, 401}
+    end = master.process.cpu_times()
+    assert end.user + end.system - begin.user - begin.system < 0.5
+    assert httpx.get(f"{master.url}/healthz").is_success
+
+
 def test_who_waits_for_100_continue_is_refused_without_it(master: Program) -> None:
     with closing(dial(master.url)) as connection:
         connection.sendall(head("POST", "/jobs", Content_Length=str(BODY), Expect="100-continue"))

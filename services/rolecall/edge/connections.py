@@ -20,10 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
+from rolecall.edge.bounded_parser import BoundedConnection
 from rolecall.edge.connection_table import ConnectionLimits, ConnectionTable, Group, LimitExceeded, Owner
 
 _CLAIM = "rolecall.claim"
 _OTHER_FILES = 1024
+_MAX_INCOMPLETE_BYTES = 64 << 10
+"""The largest incomplete head, as uvicorn's default."""
 
 
 def limited_protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
@@ -58,6 +61,7 @@ class _LimitedProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.conn = BoundedConnection(self.config.h11_max_incomplete_event_size or _MAX_INCOMPLETE_BYTES)
         self.app = cast(Any, self._with_claim_extension(cast(ASGIApp, self.app)))
         self._socket_transport: asyncio.Transport | None = None
         self._early_data = b""
@@ -108,6 +112,17 @@ class _LimitedProtocol(H11Protocol):
         self._window_bytes += len(data)
         super().data_received(data)
         self._update_receive_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer an invalid request, unless a response has already started, and close."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        if cast(object, self.cycle) is not None and not self.cycle.response_complete:
+            # The application can't answer any more. Its attempt would raise an error, and each error is logged.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+        self._start_stall_timer()
 
     def on_response_complete(self) -> None:
         """Wait for the next request or, after the last response, for the peer to read it."""

@@ -214,6 +214,9 @@ def _finish(gang: Gang, expendable: Collection[Role]) -> JobStep:
     stop, reason = gang.attempt.stop, gang.job.reason
     if stop is StopMode.COMPLETE or (done and stop in {StopMode.PAUSE, StopMode.DRAIN, StopMode.DEADLINE}):
         return JobStep(JobState.SUCCEEDED)
+    if stop in {StopMode.DRAIN, StopMode.PAUSE} and (cause := cause_of(gang, expendable)):
+        # The last checkpoint can be missing.
+        reason = f"{reason}; meanwhile, {cause}"[:_HEADLINE_CHARS]
     if stop is StopMode.DRAIN:
         return JobStep(JobState.QUEUED, reason, attempt_state=JobState.PAUSED)
     return _try_again(gang, expendable) if stop is None or stop not in _AFTER else JobStep(_AFTER[stop], reason)

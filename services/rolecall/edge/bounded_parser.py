@@ -1,0 +1,57 @@
+"""An HTTP parser that refuses requests of many tiny parts.
+
+h11 parses header lines and chunks one by one, in Python and on the event loop, before anyone checks a token: 20,000
+header lines of one letter take 0.2 s, and as many chunks of one byte take longer than a second.
+"""
+
+import re
+from typing import NoReturn
+
+import h11
+
+MAX_LINES = 100
+"""The most fields of a head or a trailer, as in Apache's `LimitRequestFields`."""
+MAX_SMALL_CHUNKS = 100
+"""The most chunks of a body, and one more for each `CHUNK_BYTES` of it."""
+CHUNK_BYTES = 256
+_END = re.compile(rb"\n\r?\n")
+_LAST_CHUNK = re.compile(rb"(?:\r\n)?0+(?:;[^\n]*)?[ \t]*\r?\n")
+
+
+class BoundedConnection(h11.Connection):
+    """The server's side of a connection."""
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._chunks = self._body_bytes = 0
+        self._has_last_chunk = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's. Also raises `RemoteProtocolError` for a head, a trailer or a body of too many parts."""
+        if self.their_state in {h11.IDLE, h11.SEND_BODY}:
+            self._check_lines(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+            self._has_last_chunk = False
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
+                self._refuse("the body has too many small chunks")
+        return event
+
+    def _check_lines(self, buffered: bytes) -> None:
+        """Refuse a head or a trailer, which follows the chunk of size 0, that is too long already."""
+        if self.their_state is h11.SEND_BODY:
+            self._has_last_chunk = self._has_last_chunk or _LAST_CHUNK.match(buffered) is not None
+            if not self._has_last_chunk:
+                return
+        end = _END.search(buffered)
+        if buffered.count(b"\n", 0, end.start() if end else len(buffered)) > MAX_LINES:
+            self._refuse("the head or the trailer has too many lines")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        """As h11 for its own errors, so that nothing more is parsed."""
+        self._process_error(self.their_role)  # pyright: ignore[reportPrivateUsage] - it has no public name
+        raise h11.RemoteProtocolError(problem)

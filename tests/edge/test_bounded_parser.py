@@ -1,0 +1,78 @@
+"""Requests of many tiny parts are refused before they are parsed; others are parsed as by h11."""
+
+import h11
+import pytest
+
+from rolecall.edge.bounded_parser import CHUNK_BYTES, MAX_LINES, MAX_SMALL_CHUNKS, BoundedConnection
+
+HEAD = b"POST /jobs HTTP/1.1\r\nHost: master\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def events(*received: bytes) -> list[h11.Event]:
+    """The events of a server that receives these bytes one after another."""
+    connection, found = BoundedConnection(64 << 10), list[h11.Event]()
+    for data in received:
+        connection.receive_data(data)
+        while isinstance(event := connection.next_event(), h11.Event):
+            found.append(event)
+    return found
+
+
+def chunks(*sizes: int) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in sizes)
+
+
+def lines(count: int) -> bytes:
+    return b"X: a\r\n" * count
+
+
+def test_a_head_has_a_maximum_of_lines() -> None:
+    request = b"GET / HTTP/1.1\r\nHost: master\r\n"
+    (legal, _) = events(request + lines(MAX_LINES - 1) + b"\r\n")
+    assert isinstance(legal, h11.Request)
+    assert len(legal.headers) == MAX_LINES
+    for head in (lines(MAX_LINES) + b"\r\n", lines(19_000) + b"\r\n", lines(19_000)):
+        with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
+            events(request + head)
+    with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
+        events(request, *[lines(1)] * (MAX_LINES + 1))
+
+
+def test_every_head_of_a_connection_has_a_maximum_of_lines() -> None:
+    connection = BoundedConnection(64 << 10)
+    connection.receive_data(
+        b"GET / HTTP/1.1\r\nHost: master\r\n\r\nGET / HTTP/1.1\r\nHost: master\r\n" + lines(MAX_LINES) + b"\r\n"
+    )
+    assert isinstance(connection.next_event(), h11.Request)
+    assert isinstance(connection.next_event(), h11.EndOfMessage)
+    connection.send(h11.Response(status_code=204, headers=[]))
+    connection.send(h11.EndOfMessage())
+    connection.start_next_cycle()
+    with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
+        connection.next_event()
+
+
+def test_a_body_has_lines_without_limit() -> None:
+    body = b"\n" * 10_000
+    found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: 10000\r\n\r\n" + body)
+    assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == body
+    found = events(HEAD + b"2710\r\n" + body + b"\r\n0\r\n\r\n")
+    assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == body
+
+
+def test_a_body_has_small_chunks_in_proportion_to_its_size() -> None:
+    large = [CHUNK_BYTES] * (10 * MAX_SMALL_CHUNKS)
+    found = events(HEAD + chunks(*large, *[1] * MAX_SMALL_CHUNKS) + b"0\r\n\r\n")
+    assert isinstance(found[-1], h11.EndOfMessage)
+    for small in ([1] * (MAX_SMALL_CHUNKS + 1), [1] * 20_000):
+        with pytest.raises(h11.RemoteProtocolError, match="too many small chunks"):
+            events(HEAD + chunks(*small))
+
+
+@pytest.mark.parametrize("last", [b"0\r\n", b"000;a=b \r\n"])
+def test_a_trailer_has_a_maximum_of_lines(last: bytes) -> None:
+    found = events(HEAD + chunks(5) + last + lines(MAX_LINES - 2) + b"\r\n")
+    assert isinstance(found[-1], h11.EndOfMessage)
+    for received in ([HEAD + chunks(5) + last + lines(19_000) + b"\r\n"], [HEAD, chunks(5), last, lines(19_000)]):
+        with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
+            events(*received)
