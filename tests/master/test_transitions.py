@@ -15,7 +15,7 @@ from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import Gang, JobRecord
 from rolecall.master.transitions import (
     VERIFY_S,
-    Loss,
+    NodeLoss,
     apply_step,
     broken_gangs,
     fail_unreadable,
@@ -205,13 +205,13 @@ async def test_a_checkpoint_is_not_in_doubt_while_the_gang_still_stops(connectio
 async def test_the_workers_of_a_lost_node_end_and_those_of_others_continue(connection: AsyncConnection) -> None:
     await place(connection)
     loss = await lose_workers(connection, "trainer-0", "node trainer-0 was lost", LATER, nobody)
-    assert loss == Loss({"toy-1"}, {})
+    assert loss == NodeLoss({"toy-1"}, {})
     lost, other = (await attempts.gang(connection, await job(connection))).workers
     assert lost.state is WorkerState.LOST
     assert lost.failure is not None
     assert (lost.failure.message, lost.failure.at) == ("node trainer-0 was lost", LATER)
     assert other.state is WorkerState.ASSIGNED
-    assert await lose_workers(connection, "trainer-0", "again", LATER, nobody) == Loss(set(), {})
+    assert await lose_workers(connection, "trainer-0", "again", LATER, nobody) == NodeLoss(set(), {})
 
 
 @pytest.mark.parametrize("state", WorkerState)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rolecall.master.store import jobs, nodes
-from rolecall.master.transitions import Loss
+from rolecall.master.transitions import NodeLoss
 from rolecall.master.waking import Waking
 from rolecall.spec.job import JobSpec
 from rolecall.spec.role import Role
@@ -21,8 +21,8 @@ WAKES: list[tuple[Callable[[Waking], None], list[str], set[str], set[str]]] = [
     (lambda waking: waking.queued("mine"), ["placer"], {"mine"}, {"mine"}),
     (lambda waking: waking.gang("mine", ["near"]), BOTH, {"mine"}, {"mine", "near"}),
     (lambda waking: waking.gangs({"mine": ["near"]}), BOTH, {"mine"}, {"mine", "near"}),
-    (lambda waking: waking.lost(Loss({"mine"}, {})), BOTH, {"mine"}, {"mine"}),
-    (lambda waking: waking.lost(Loss({"mine"}, {"mine": {"far"}})), [*BOTH, *BOTH], {"mine"}, {"mine", "far"}),
+    (lambda waking: waking.lost(NodeLoss({"mine"}, {})), BOTH, {"mine"}, {"mine"}),
+    (lambda waking: waking.lost(NodeLoss({"mine"}, {"mine": {"far"}})), [*BOTH, *BOTH], {"mine"}, {"mine", "far"}),
     (lambda waking: waking.nodes("near"), BOTH, {"near"}, {"near"}),
     (lambda waking: waking.followers("mine"), [], set(), {"mine"}),
     (lambda waking: waking.loops(), BOTH, set(), set()),

@@ -23,7 +23,7 @@ from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
 from rolecall.master.streams import StreamKey
-from rolecall.master.transitions import Loss, broken_gangs, lose_workers
+from rolecall.master.transitions import NodeLoss, broken_gangs, lose_workers
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
@@ -40,7 +40,7 @@ async def register(master: Master, spec: NodeSpec) -> None:
     Raises `Conflict` if another live node has the name.
     """
     now = master.clock.now()
-    loss = Loss(set(), {})
+    loss = NodeLoss(set(), {})
     async with master.database.write() as connection:
         before = await nodes.incarnation(connection, spec.name)
         if before is not None and before.started != spec.started:

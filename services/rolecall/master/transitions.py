@@ -61,7 +61,7 @@ async def take_step(connection: AsyncConnection, gang: Gang, step: JobStep, now:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class NodeLoss:
     """The consequences of the loss of a node."""
 
     jobs: set[str]
@@ -72,12 +72,12 @@ class Loss:
 
 async def lose_workers(
     connection: AsyncConnection, node: str, why: str, now: datetime, expendable: Callable[[str], Collection[Role]]
-) -> Loss:
+) -> NodeLoss:
     """End the workers of a lost or removed node. `expendable` returns the roles that a workload can lose."""
     gone = await workers.on_node(connection, node)
     broken = await broken_gangs(connection, gone, expendable)
     await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
-    return Loss({worker.job for worker in gone}, broken)
+    return NodeLoss({worker.job for worker in gone}, broken)
 
 
 async def broken_gangs(

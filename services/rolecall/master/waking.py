@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rolecall.master.answers import Answers
 from rolecall.master.signals import Signals
-from rolecall.master.transitions import Loss
+from rolecall.master.transitions import NodeLoss
 from rolecall.master.view import View
 
 TICK_S = 0.5
@@ -46,7 +46,7 @@ class Waking:
         self._answers.notify(*nodes)
         self.jobs(job)
 
-    def lost(self, loss: Loss) -> None:
+    def lost(self, loss: NodeLoss) -> None:
         """Notify of the loss of a node."""
         self.jobs(*loss.jobs)
         self.gangs(loss.broken)
