@@ -52,6 +52,22 @@ def test_every_head_of_a_connection_has_a_maximum_of_lines() -> None:
         connection.next_event()
 
 
+@pytest.mark.parametrize("begin", [b"0\n", b"0\r\n", b"\r\n0\r\n"])
+def test_a_body_that_looks_like_a_last_chunk_is_none(begin: bytes) -> None:
+    body = begin + b"0\n" * 1000
+    plain = b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: %d\r\n\r\n" % len(body)
+    chunked = HEAD + b"%x\r\n" % (1 + len(body)) + b"x"
+    for received in (
+        [plain + body],
+        [plain, body],
+        [chunked, body, b"\r\n0\r\n\r\n"],
+        [chunked + body, b"\r\n0\r\n\r\n"],
+    ):
+        found = events(*received)
+        assert b"".join(one.data for one in found if isinstance(one, h11.Data)).endswith(body)
+        assert isinstance(found[-1], h11.EndOfMessage)
+
+
 def test_a_body_has_lines_without_limit() -> None:
     body = b"\n" * 10_000
     found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: 10000\r\n\r\n" + body)
@@ -73,6 +89,13 @@ def test_a_body_has_small_chunks_in_proportion_to_its_size() -> None:
 def test_a_trailer_has_a_maximum_of_lines(last: bytes) -> None:
     found = events(HEAD + chunks(5) + last + lines(MAX_LINES - 2) + b"\r\n")
     assert isinstance(found[-1], h11.EndOfMessage)
-    for received in ([HEAD + chunks(5) + last + lines(19_000) + b"\r\n"], [HEAD, chunks(5), last, lines(19_000)]):
+    begin = HEAD + chunks(5)
+    for received in (
+        [begin + last + lines(19_000) + b"\r\n"],
+        [begin, last, lines(19_000)],
+        [HEAD + last, lines(19_000)],
+        [begin[:-1], b"\n" + last, lines(19_000)],
+        [begin, last[:1], last[1:] + lines(19_000)],
+    ):
         with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
             events(*received)

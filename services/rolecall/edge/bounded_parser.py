@@ -15,7 +15,8 @@ MAX_SMALL_CHUNKS = 100
 """The most chunks of a body, and one more for each `CHUNK_BYTES` of it."""
 CHUNK_BYTES = 256
 _END = re.compile(rb"\n\r?\n")
-_LAST_CHUNK = re.compile(rb"(?:\r\n)?0+(?:;[^\n]*)?[ \t]*\r?\n")
+_LAST_CHUNK = re.compile(rb"(?:\r?\n)?0+(?:;[^\n]*)?[ \t]*\r?\n")
+"""The line of the chunk of size 0, after what h11 has not read of the previous chunk's end."""
 
 
 class BoundedConnection(h11.Connection):
@@ -24,29 +25,31 @@ class BoundedConnection(h11.Connection):
     def __init__(self, max_incomplete_event_size: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size)
         self._chunks = self._body_bytes = 0
-        self._has_last_chunk = False
+        self._awaits_chunk = self._is_in_trailer = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's. Also raises `RemoteProtocolError` for a head, a trailer or a body of too many parts."""
-        if self.their_state in {h11.IDLE, h11.SEND_BODY}:
+        if self._awaits_chunk:
+            self._is_in_trailer = self._is_in_trailer or _LAST_CHUNK.match(self.trailing_data[0]) is not None
+        if self._is_in_trailer or self.their_state is h11.IDLE:
             self._check_lines(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
-            self._has_last_chunk = False
+            self._awaits_chunk = any(name == b"transfer-encoding" for name, _ in event.headers)
         elif isinstance(event, h11.Data):
+            # Only between two chunks: the bytes of a body can look like anything.
+            self._awaits_chunk = event.chunk_end
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
             if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
                 self._refuse("the body has too many small chunks")
+        elif isinstance(event, h11.EndOfMessage):
+            self._awaits_chunk = self._is_in_trailer = False
         return event
 
     def _check_lines(self, buffered: bytes) -> None:
-        """Refuse a head or a trailer, which follows the chunk of size 0, that is too long already."""
-        if self.their_state is h11.SEND_BODY:
-            self._has_last_chunk = self._has_last_chunk or _LAST_CHUNK.match(buffered) is not None
-            if not self._has_last_chunk:
-                return
+        """Refuse a head or a trailer that is too long already."""
         end = _END.search(buffered)
         if buffered.count(b"\n", 0, end.start() if end else len(buffered)) > MAX_LINES:
             self._refuse("the head or the trailer has too many lines")
