@@ -134,7 +134,7 @@ def step_on_mean(optimizer: Optimizer, weight: Tensor, gradients: Sequence[RowGr
     """
     group = optimizer.param_groups[0]
     # Subclasses can have a step of their own.
-    if type(optimizer) is not Adagrad or not steps_on_rows(optimizer) or group["maximize"] or not gradients:
+    if type(optimizer) is not Adagrad or not steps_on_rows(optimizer) or group.get("maximize") or not gradients:
         return False
     state, rows, values = optimizer.state[weight], [one.rows for one in gradients], [one.values for one in gradients]
     if not _has_adagrad_loop(weight, state, rows, values) or not _are_simple(gradients):
