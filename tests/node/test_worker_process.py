@@ -188,3 +188,23 @@ def test_a_hung_worker_that_can_write_no_stacks_is_killed_at_once(
     clock.now += TIMEOUT_S + 1.0
     worker.observe()
     assert killed == [7]
+
+
+def test_a_worker_that_was_killed_leaves_no_names_in_shared_memory(
+    worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "SHARED_MEMORY", tmp_path)
+    job, attempt, rank = worker.key
+    own, others = f"rolecall-{job}-{attempt}-{rank}-", (f"rolecall-{job}-{attempt}-{rank}1-0", "nccl-1", "rolecall")
+    for name in (f"{own}0", f"{own}12", *others):
+        (tmp_path / name).touch()
+    worker.finish(WorkerState.FAILED)
+    assert {one.name for one in tmp_path.iterdir() if one.is_file()} == set(others)
+
+
+def test_a_machine_without_shared_memory_ends_workers_as_usual(
+    worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "SHARED_MEMORY", tmp_path / "none")
+    worker.finish(WorkerState.SUCCEEDED)
+    assert worker.report.state is WorkerState.SUCCEEDED

@@ -3,7 +3,9 @@
 import json
 import math
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -90,6 +92,41 @@ def test_float64_parity(table: Path, tmp_path: Path, optimizers: str, gang: str,
     params = job(table, optimizers, precision="float64", max_steps=steps)
     result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+@pytest.mark.slow
+def test_large_messages_in_shared_memory_keep_parity(table: Path, tmp_path: Path) -> None:
+    """About 60 times as many bytes as in the other tests, where messages go through sockets."""
+    rows = {"rows": 4096, "columns": 8, "ids": 500, "numbers": 2, "signal": 1.0}
+    data, pids, found = {"synthetic": rows, "validation": 0.0}, dict[str, int](), set[str]()
+    params = job(table, "adagrad", data=data, precision="float64", max_steps=60, embedding_dim=64, batch_size=512)
+
+    def look() -> None:
+        while pids.keys() - found and any(map(process_exists, pids.values())):
+            found.update(name for name, pid in pids.items() if "/dev/shm/rolecall-job-1-" in mapped(pid))
+
+    watcher = Thread(target=look)
+
+    def watch(started: Mapping[str, int]) -> None:
+        pids.update({name: pid for name, pid in started.items() if name != "master-0"})
+        watcher.start()
+
+    result = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path, on_start=watch)
+    watcher.join()
+    assert found == pids.keys(), "servers and trainers both send and receive"
+    assert list(Path("/dev/shm").glob("rolecall-job-1-*")) == []
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+def process_exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def mapped(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # It has ended.
+        return ""
 
 
 @pytest.mark.slow

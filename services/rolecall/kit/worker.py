@@ -4,7 +4,9 @@
 other loops with a process group call it to save and stop after the same step on all ranks.
 
 `context.timeline` records the phases of steps; `span` does so in functions that don't have the context. `call` is
-`rpc.rpc_async`, but counted in the worker's metrics. Count other things with `measurements`.
+`rpc.rpc_async`, but counted in the worker's metrics, and between workers of one node with large tensors in shared
+memory. A function that is called can return `shared(result, caller)` for the same. Count other things with
+`measurements`.
 `about` names the event of a log record: `log.info("…", extra=about("file_skipped"))`.
 """
 
@@ -13,6 +15,7 @@ from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, span, worker_name
 from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
+from rolecall.runtime.shared_memory import shared
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec.timeline import Category
 
@@ -30,6 +33,7 @@ __all__ = [
     "current",
     "measurements",
     "passed_on",
+    "shared",
     "span",
     "worker_name",
 ]

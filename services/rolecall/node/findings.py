@@ -85,7 +85,7 @@ def unwritable(folder: str, reason: str) -> Finding:
 
 
 def shm(total: int, *, computes: bool) -> Finding:
-    """The size of shared memory, in which data loaders and NCCL exchange data."""
+    """The size of shared memory, in which data loaders, NCCL and the workers exchange data."""
     message = f"its shared memory (/dev/shm) has {size(total)}"
     if not computes or total >= SHM_BYTES:
         return Finding(check="shm", level=Level.OK, message=message)

@@ -83,6 +83,11 @@ def current() -> WorkerContext[Any]:
     return _current
 
 
+def current_or_none() -> WorkerContext[Any] | None:
+    """The context of this process; None in a process that is not a worker."""
+    return _current
+
+
 def span(
     name: str, category: Category = "compute", *, stage: int | None = None, micro_batch: int | None = None
 ) -> AbstractContextManager[None]:

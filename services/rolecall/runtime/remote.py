@@ -14,6 +14,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from rolecall.runtime.context import span
 from rolecall.runtime.measuring import measurements
+from rolecall.runtime.shared_memory import shared
 from rolecall.spec import metric
 from rolecall.spec.errors import CallTimeout
 
@@ -28,10 +29,14 @@ def call(
     *arguments: Any,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> torch.futures.Future[Any]:
-    """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none."""
-    sent = time.perf_counter()
-    answer = rpc.rpc_async(to, function, args=arguments, timeout=timeout)
-    peer = (to if isinstance(to, str) else to.name).rpartition("-")[0]
+    """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none.
+
+    Large tensors in the arguments, and in their tuples, lists and dictionaries, go through shared memory to workers on
+    this node.
+    """
+    sent, name = time.perf_counter(), to if isinstance(to, str) else to.name
+    answer = rpc.rpc_async(to, function, args=shared(arguments, name), timeout=timeout)
+    peer = name.rpartition("-")[0]
     measurements.add(metric.RPC_SENT, tensor_bytes(arguments), peer)
     answer.add_done_callback(lambda done: _count(done, sent, peer))
     return answer

@@ -39,8 +39,9 @@ _EXCHANGE_TIMEOUT_S = 30.0
 _CALL_TIMEOUT_S = 600.0
 _MIN_RPC_THREADS = 16
 # TensorPipe's transport `shm` polls continuously in every process. With fewer idle cores than workers, this slows the
-# workers down: a job of four workers on two cores did 30 steps per second, and 82 over sockets. `ibv` is untested for
-# lack of hardware. The channel `cma` needs the right to trace processes. `cuda_ipc` aborts if a peer's GPU is hidden.
+# workers down: a job of four workers on two cores did 30 steps per second, and 82 over sockets. Instead, large tensors
+# are in shared memory, and messages in sockets (`shared_memory`). `ibv` is untested for lack of hardware. The channel
+# `cma` needs the right to trace processes. `cuda_ipc` aborts if a peer's GPU is hidden.
 _CHANNELS = ["basic", "mpt_uv"]
 _LEAVE_TIMEOUT_S = 20.0
 _POLL_S = 0.01

@@ -43,7 +43,7 @@ _ETC = (
     "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan", "xdg",
 )  # fmt: skip
 _DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "urandom", "zero")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes and NCCL exchange data there
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes, NCCL and workers exchange data there
 _NEVER = (Path("/run"),)
 _TOKENS = ("token", "stored_tokens")
 """The files of `huggingface-cli login` in `HF_HOME`."""

@@ -23,6 +23,7 @@ from rolecall.kit.parameter_server.rows import RowGradient
 from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, span, worker_name
 from rolecall.runtime.remote import Mailbox, call, passed_on
+from rolecall.runtime.shared_memory import shared
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 
@@ -75,7 +76,8 @@ class ShardReference:
         return self.call(Shard.compute, method, torch.is_grad_enabled(), inputs)
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return call(self.shard.owner(), _call_remote, self.shard, method.__name__, arguments)
+        own_name = rpc.get_worker_info().name
+        return call(self.shard.owner(), _call_remote, own_name, self.shard, method.__name__, arguments)
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a method of `Shard` that waits for other trainers, without blocking a thread on the server."""
@@ -105,8 +107,8 @@ class _Pulled:
 
 # Instead of `RRef.rpc_async`, which copies the answer to a future without devices: it can't hold tensors of a GPU. A
 # look-up takes 3 % longer with it.
-def _call_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
-    return getattr(shard.local_value(), method)(*arguments)
+def _call_remote(caller: str, shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
+    return shared(getattr(shard.local_value(), method)(*arguments), caller)
 
 
 @rpc.functions.async_execution

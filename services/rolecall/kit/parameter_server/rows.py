@@ -2,8 +2,7 @@
 """Gradients of single rows, on the servers: the mean over the trainers, and optimizer steps on these rows alone."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
@@ -17,9 +16,8 @@ _BLOCK_BYTES = 1 << 17
 """The size of a block of rows, several of which fit into a core's L2 cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowGradient:
-    """The gradient of some rows of a weight."""
+class RowGradient(NamedTuple):
+    """The gradient of some rows of a weight; a tuple, in which `call` finds the tensors."""
 
     rows: Tensor
     """[n] int64 row numbers."""

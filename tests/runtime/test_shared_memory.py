@@ -1,0 +1,180 @@
+# pyright: standard
+"""Tensors in messages between workers of one node."""
+
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.own_process import worker_context
+
+from rolecall.runtime import context as runtime_context
+from rolecall.runtime import shared_memory
+from rolecall.runtime.shared_memory import MIN_BYTES, shared
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import Role
+from rolecall.spec.workdir import SHARED_MEMORY
+from rolecall.spec.workload import Params
+
+SERVER, NEIGHBOR, REMOTE = (
+    WorkerPlan(rank=rank, role=role, role_rank=role_rank, node=node, threads=1)
+    for rank, (role, role_rank, node) in enumerate(
+        ((Role.PARAMETER_SERVER, 0, "here"), (Role.TRAINER, 0, "here"), (Role.TRAINER, 1, "elsewhere"))
+    )
+)
+BLOCK = MIN_BYTES // 4
+"""The fewest float32 numbers that are shared."""
+
+
+class Pair(NamedTuple):
+    rows: torch.Tensor
+    name: str
+
+
+@pytest.fixture(autouse=True)
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process as the parameter server of a gang on two nodes."""
+    with worker_context(tmp_path, Params(), Role.PARAMETER_SERVER) as made:
+        gang = GangPlan(workers=(SERVER, NEIGHBOR, REMOTE))
+        launch = made.launch.model_copy(update={"worker": SERVER, "gang": gang, "job": f"test{os.getpid()}"})
+        monkeypatch.setattr(runtime_context, "_current", replace(made, launch=launch))
+        yield
+
+
+def sent(value: Any, receiver: str = "trainer-0") -> Any:
+    """The value as its receiver gets it, which is this process, too."""
+    return pickle.loads(pickle.dumps(shared(value, receiver)))
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """True if its memory is that of a file in `/dev/shm`."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return f"{SHARED_MEMORY}/rolecall-test{os.getpid()}-1-0-" in line
+    return False
+
+
+def names() -> list[str]:
+    return [one.name for one in SHARED_MEMORY.glob(f"rolecall-test{os.getpid()}-*")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_a_worker_of_the_same_node_gets_large_tensors_in_shared_memory(dtype: torch.dtype) -> None:
+    tensor = torch.randint(2, (7, MIN_BYTES)).to(dtype)
+    received = sent(tensor)
+    assert is_shared(received)
+    assert received.dtype == dtype
+    torch.testing.assert_close(received, tensor, rtol=0, atol=0)
+
+
+def test_a_received_tensor_is_the_receivers_own() -> None:
+    tensor = torch.zeros(BLOCK)
+    received = sent(tensor)
+    received += 1
+    assert tensor.sum() == 0
+    assert received.sum() == BLOCK
+
+
+def test_strides_remain_and_gaps_are_left_out() -> None:
+    images = torch.randn(4, 3, 64, 64).to(memory_format=torch.channels_last)
+    received = sent(images)
+    assert is_shared(received)
+    assert received.stride() == images.stride()
+    torch.testing.assert_close(received, images, rtol=0, atol=0)
+    columns = torch.randn(BLOCK, 3)[:, :2]
+    received = sent(columns)
+    assert is_shared(received)
+    assert received.stride() == (2, 1), "as in a message through a socket"
+    torch.testing.assert_close(received, columns, rtol=0, atol=0)
+
+
+def test_tensors_are_found_in_tuples_lists_and_dictionaries() -> None:
+    tensor = torch.randn(BLOCK)
+    received = sent({"rows": [(tensor, "a")], "pair": Pair(tensor, "b"), "step": 3})
+    assert is_shared(received["rows"][0][0])
+    assert isinstance(received["pair"], Pair)
+    assert is_shared(received["pair"].rows)
+    assert (received["rows"][0][1], received["pair"].name, received["step"]) == ("a", "b", 3)
+
+
+def test_other_tensors_and_messages_to_other_nodes_are_sent_as_usual() -> None:
+    tensor = torch.randn(BLOCK)
+    for value, receiver in (
+        (tensor, "trainer-1"),
+        (tensor, "parameter-server-0"),
+        (tensor, "observer-5"),
+        (tensor[1:], "trainer-0"),
+        (tensor.clone().requires_grad_(), "trainer-0"),
+        (torch.nn.Parameter(tensor, requires_grad=False), "trainer-0"),
+        (tensor.to_sparse(), "trainer-0"),
+    ):
+        assert shared(value, receiver) is value, f"{receiver} {value}"
+
+
+def test_a_process_that_is_no_worker_sends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_context, "_current", None)
+    tensor = torch.randn(BLOCK)
+    assert shared(tensor, "trainer-0") is tensor
+
+
+def test_a_block_is_used_again_when_the_receiver_no_longer_has_the_tensor() -> None:
+    first = sent(torch.full((BLOCK,), 1.0))
+    second = sent(torch.full((BLOCK,), 2.0))
+    assert first.data_ptr() != second.data_ptr()
+    at, view = first.data_ptr(), first[5:9]
+    del first
+    assert sent(torch.full((BLOCK + 10,), 3.0)).data_ptr() != at, "a view needs the block, too"
+    del view
+    third = sent(torch.full((BLOCK + 10,), 4.0))
+    assert third.data_ptr() == at, "a little larger"
+    assert sent(torch.full((10 * BLOCK,), 5.0)).data_ptr() != at
+    assert (second.unique().tolist(), third.unique().tolist()) == ([2.0], [4.0])
+
+
+def test_a_small_tensor_does_not_take_a_large_block() -> None:
+    large = sent(torch.zeros(10 * BLOCK))
+    at = large.data_ptr()
+    del large
+    assert sent(torch.zeros(BLOCK)).data_ptr() != at
+
+
+def test_a_name_exists_only_until_the_receiver_opens_the_block() -> None:
+    message = pickle.dumps(shared(torch.zeros(BLOCK), "trainer-0"))
+    assert len(names()) == 1
+    assert (SHARED_MEMORY / names()[0]).stat().st_mode & 0o777 == 0o600
+    received = pickle.loads(message)
+    assert names() == []
+    assert received.sum() == 0
+
+
+@pytest.mark.parametrize("limit", ["memory", "blocks"])
+def test_tensors_go_through_sockets_when_there_is_no_more_shared_memory(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit == "blocks":
+        monkeypatch.setattr(shared_memory, "MAX_BLOCKS", 1)
+    first = sent(torch.zeros(BLOCK))
+    if limit == "memory":
+        monkeypatch.setattr(os, "posix_fallocate", _no_memory)
+    tensor = torch.randn(BLOCK)
+    assert shared(tensor, "trainer-0") is tensor
+    at = first.data_ptr()
+    del first
+    assert sent(tensor).data_ptr() == at, "blocks that exist are used again"
+    assert names() == []
+
+
+def _no_memory(*_: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_half_of_the_shared_memory_is_left_to_others() -> None:
+    found = os.statvfs(SHARED_MEMORY)
+    available = int((found.f_bavail - found.f_blocks / 2) * found.f_frsize)
+    assert shared_memory._has_memory(available // 2)
+    assert not shared_memory._has_memory(available + (64 << 20))
