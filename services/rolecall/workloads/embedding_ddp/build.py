@@ -19,7 +19,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
 from rolecall.kit.tables.encoded import EncodedTable
-from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
+from rolecall.workloads.embedding_ddp.model import MLP, DenseLayers, Lookup
 from rolecall.workloads.embedding_ddp.params import Params
 
 TABLE = "embedding"
@@ -111,7 +111,7 @@ def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
     Raises `InputError` if the custom layers do not return an output for each row, or for each row and class.
     """
     if params.model is None:
-        return DenseLayers(mlp(inputs, params.hidden, params.dropout, classes or 1), classes)
+        return DenseLayers(MLP(inputs, params.hidden, params.dropout, classes or 1), classes)
     sizes = (inputs, classes) if classes else (inputs,)
     own = DenseLayers(build(params.model, *sizes), classes)
     try:

@@ -79,20 +79,38 @@ class DenseLayers(nn.Module):
 
         Raises `ValueError` if the layers' output has another shape; a single output may be [b, 1].
         """
-        outputs = self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1))
+        numbers = numbers.to(pooled.dtype)
+        own = isinstance(self.layers, MLP)
+        outputs = self.layers(pooled, numbers) if own else self.layers(torch.cat([pooled, numbers], dim=1))
         shape = (len(pooled), self.classes) if self.classes else (len(pooled),)
         if outputs.shape != shape and (self.classes or outputs.shape != (len(pooled), 1)):
             raise ValueError(f"the dense layers returned the shape {list(outputs.shape)}; it must be {list(shape)}")
         return outputs.reshape(shape)
 
 
-def mlp(inputs: int, hidden: Sequence[int], dropout: float, outputs: int = 1) -> nn.Sequential:
-    """A multilayer perceptron from [b, inputs] to [b, outputs]."""
-    widths = [inputs, *hidden]
-    layers: list[nn.Module] = []
-    for before, after in zip(widths, hidden, strict=False):
-        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+class MLP(nn.Sequential):
+    """A multilayer perceptron from inputs [b, inputs], in two parts, to [b, outputs]."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], dropout: float, outputs: int = 1) -> None:
+        widths = [inputs, *hidden]
+        layers: list[nn.Module] = []
+        for before, after in zip(widths, hidden, strict=False):
+            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+        super().__init__(*layers, nn.Linear(widths[-1], outputs))
+
+    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - of two parts
+        """The outputs of the inputs `pooled` [b, p] followed by `numbers` [b, n].
+
+        The first layer multiplies each part by its own columns. This takes no copy of the inputs and their gradients,
+        and rows of all inputs would often not be aligned to the processor's vectors.
+        """
+        first, *others = iter(self)
+        assert isinstance(first, nn.Linear)
+        split = pooled.shape[1]
+        values = F.linear(pooled, first.weight[:, :split]) + F.linear(numbers, first.weight[:, split:], first.bias)
+        for layer in others:
+            values = layer(values)
+        return values
 
 
 class ExportedModel(nn.Module):
@@ -145,7 +163,7 @@ class ExportedModel(nn.Module):
 def _make_layers(description: dict[str, Any], inputs: int) -> nn.Module:
     classes = len(description["classes"])
     if (own := description["model"]) is None:
-        return mlp(inputs, description["hidden"], description["dropout"], classes or 1)
+        return MLP(inputs, description["hidden"], description["dropout"], classes or 1)
     module, _, function = own["builder"].partition(":")
     sizes = (inputs, classes) if classes else (inputs,)
     return getattr(importlib.import_module(module), function)(*sizes, **own["arguments"])
