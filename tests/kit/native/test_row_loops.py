@@ -45,6 +45,35 @@ def test_normal_values_in_what_can_not_hold_them_are_refused(values: torch.Tenso
     assert values.eq(1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(7,), (3, 4), (0, 7), (2, 0, 5), (7, 0)])
+def test_rows_are_gathered_from_several_parts(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    whole = torch.randn(sum(sizes), 5, dtype=dtype)
+    positions = torch.randint(len(whole), (40, 3))
+    positions[0] = torch.tensor([0, len(whole) - 1, 0])
+    found = row_loops.gather([part.clone() for part in whole.split(list(sizes))], positions)
+    assert torch.equal(found, whole[positions])
+
+
+def test_no_rows_are_gathered_for_no_positions() -> None:
+    assert row_loops.gather([torch.ones(0, 5)], torch.arange(0)).shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "shapes", "problem"),
+    [
+        ([0, 3], ((2, 2), (1, 2)), "positions 0 to 3 are to be in parts with 3 rows"),
+        ([-1, 0], ((2, 2), (1, 2)), "positions -1 to 0"),
+        ([0], ((2, 2), (1, 3)), "the parts have the shape"),
+    ],
+)
+def test_rows_outside_of_their_parts_are_refused(
+    positions: list[int], shapes: tuple[tuple[int, int], ...], problem: str
+) -> None:
+    with pytest.raises((IndexError, ValueError), match=problem):
+        row_loops.gather([torch.ones(shape) for shape in shapes], torch.tensor(positions))
+
+
 def test_a_step_counts_as_a_change_for_autograd() -> None:
     weight, squares = torch.ones(3, 2), torch.zeros(3, 2)
     before = weight._version

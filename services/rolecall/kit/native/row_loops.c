@@ -72,6 +72,25 @@
 DEFINE_LOOPS(float, float, sqrtf)
 DEFINE_LOOPS(double, double, sqrt)
 
+/* `ends` has the number of rows in each part and all parts before it. */
+static inline __attribute__((always_inline)) const char *row_of_parts(
+    const char *const *parts, const int64_t *ends, int64_t position, int64_t row_bytes) {
+    int64_t part = 0;
+    while (position >= ends[part]) part++;
+    return parts[part] + (part ? position - ends[part - 1] : position) * row_bytes;
+}
+
+void gather_rows(const char *const *parts, const int64_t *ends, int64_t count, const int64_t *positions,
+                 int64_t row_bytes, char *rows) {
+    for (int64_t i = 0; i < count; i++) {
+        if (i + ROWS_AHEAD < count) {
+            const char *ahead = row_of_parts(parts, ends, positions[i + ROWS_AHEAD], row_bytes);
+            for (int64_t j = 0; j < row_bytes; j += CACHE_LINE) __builtin_prefetch(ahead + j);
+        }
+        memcpy(rows + i * row_bytes, row_of_parts(parts, ends, positions[i], row_bytes), row_bytes);
+    }
+}
+
 /* The Mersenne Twister (Matsumoto and Nishimura, 1998), as torch's generator of the CPU uses it. */
 #define STATE 624
 #define SHIFT 397

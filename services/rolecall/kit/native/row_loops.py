@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -89,6 +89,31 @@ def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
     for future in futures:
         future.result()
     torch.autograd.graph.increment_version((weight, squares))  # As operations in place do, which autograd checks.
+
+
+def gather(parts: Sequence[Tensor], positions: Tensor) -> Tensor:
+    """The rows [..., dim] of the joined `parts` [n, dim] at `positions` [...], without a copy of the joined parts.
+
+    Raises `IndexError` for a position outside of them, and `ValueError` for parts with different dimensions.
+    """
+    total, dim = sum(map(len, parts)), parts[0].shape[1]
+    for part in parts:
+        require_shape("parts", part, (len(part), dim))
+    rows = parts[0].new_empty(*positions.shape, dim)
+    if not positions.numel():
+        return rows
+    lowest, highest = (int(one) for one in positions.aminmax())
+    if lowest < 0 or highest >= total:
+        raise IndexError(f"the positions {lowest} to {highest} are to be in parts with {total} rows")
+    loop("gather_rows")(
+        pointers(parts),
+        (ctypes.c_int64 * len(parts))(*accumulate(map(len, parts))),
+        ctypes.c_int64(positions.numel()),
+        pointer(positions),
+        ctypes.c_int64(dim * rows.itemsize),
+        pointer(rows),
+    )
+    return rows
 
 
 def standard_normal(values: Tensor, seed: int) -> None:

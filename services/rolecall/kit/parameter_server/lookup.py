@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from rolecall.kit.native import library, row_loops
 from rolecall.kit.parameter_server.rows import bags_of, sort_distinct, sum_groups
 from rolecall.runtime.context import span
 from rolecall.runtime.measuring import measurements
@@ -60,8 +61,7 @@ class RequestedRows:
         """Wait for the rows. The vectors [..., dim] of the ids, on the device of the shards' replies."""
         with span("look-up", "communication"):
             parts = [reply.wait() for reply in self.replies]
-        vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return _Expanded.apply(vectors, self.wanted)
+        return _Expanded.apply(self.wanted, *parts)
 
 
 def request_rows(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) -> RequestedRows:
@@ -76,18 +76,22 @@ def request_rows(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) 
 
 
 class _Expanded(torch.autograd.Function):
-    """Repeats vectors. The backward pass uses the order of the rows, with which the look-up was prepared."""
+    """Repeats the vectors of all shards. The backward pass uses the order of the rows, with which the look-up was
+    prepared."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, vectors: Tensor, wanted: DistinctRows) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.wanted = wanted  # pyright: ignore[reportAttributeAccessIssue] - torch's way
-        return F.embedding(wanted.positions.to(vectors.device), vectors)
+    def forward(ctx: FunctionCtx, wanted: DistinctRows, *parts: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.wanted, ctx.sizes = wanted, list(map(len, parts))  # pyright: ignore[reportAttributeAccessIssue] - torch's way
+        if library.is_native(*parts) and library.are_integers(wanted.positions):
+            return row_loops.gather(parts, wanted.positions)
+        return F.embedding(wanted.positions.to(parts[0].device), torch.cat(parts))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted: DistinctRows = ctx.wanted
         order, starts = wanted.order.to(gradient.device), wanted.starts.to(gradient.device)
-        return sum_groups(gradient.reshape(-1, gradient.shape[-1]), order, starts), None
+        sums = sum_groups(gradient.reshape(-1, gradient.shape[-1]), order, starts)
+        return None, *sums.split(ctx.sizes)
 
 
 def hand_over(values: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
