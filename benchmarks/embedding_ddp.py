@@ -44,8 +44,8 @@ def one_process(folder: Path) -> Step:
 
 def _gang(servers: int, **more: Any) -> Any:
     roles = {Role.MASTER: 1, Role.PARAMETER_SERVER: servers, Role.TRAINER: 2}
-    # The servers update rows with all cores, because the trainers wait for them.
-    threads = {Role.PARAMETER_SERVER: CORES}
+    # The servers together update rows with all cores, because the trainers wait for them.
+    threads = {Role.PARAMETER_SERVER: max(1, CORES // servers)}
     return gang("embedding-ddp", params(**more), roles, reporter="trainer-0", threads=threads)
 
 

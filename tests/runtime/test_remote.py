@@ -78,12 +78,47 @@ def test_a_step_barrier_answers_all_when_the_last_has_come_in_the_ranks_order() 
     assert not later.done()
 
 
+def test_what_follows_an_answer_waits_for_it_even_if_its_share_comes_later() -> None:
+    settled: list[str] = []
+    barrier: StepBarrier[str, int] = StepBarrier(2, lambda shares: settled.extend(shares) or len(settled))
+    early = barrier.after(4, 0)
+    barrier.join(4, 0, "a")
+    late, next_step = barrier.after(4, 0), barrier.after(5, 0)
+    assert not any(one.done() for one in (early, late, next_step))
+    barrier.join(4, 1, "b")
+    assert (early.wait(), late.wait()) == (2, 2)
+    assert barrier.after(4, 1).done()
+    assert barrier.after(3, 1).done(), "an earlier one"
+    assert not next_step.done()
+
+
+def test_a_single_caller_waits_only_for_its_own_answer() -> None:
+    barrier: StepBarrier[str, None] = StepBarrier(1, lambda _: None)
+    barrier.join(4, 0, "a")
+    assert barrier.after(4, 0).done()
+    assert not barrier.after(4, 1).done()
+
+
+def test_others_can_join_a_step_barrier_while_an_answer_is_given() -> None:
+    barrier: StepBarrier[str, None] = StepBarrier(1, lambda _: None)
+    joined = threading.Event()
+
+    def follow(_: torch.futures.Future[None]) -> None:
+        other = threading.Thread(target=lambda: (barrier.join(4, 1, "b"), joined.set()))
+        other.start()
+        other.join(10)
+
+    barrier.after(4, 0).add_done_callback(follow)
+    barrier.join(4, 0, "a")
+    assert joined.is_set()
+
+
 def test_each_caller_of_a_step_barrier_gets_an_error() -> None:
     def fail(_: list[str]) -> None:
         raise ValueError("no gradient")
 
     barrier: StepBarrier[str, None] = StepBarrier(2, fail)
-    futures = [barrier.join(1, rank, "share") for rank in range(2)]
+    futures = [barrier.after(1, 1), *(barrier.join(1, rank, "share") for rank in range(2))]
     for future in futures:
         with pytest.raises(ValueError, match="no gradient"):
             future.wait()

@@ -104,29 +104,55 @@ class StepBarrier(Generic[Request, Answer]):
         self._size = size
         self._settle = settle
         self._lock = threading.Lock()
-        self._waiting: dict[int, dict[int, tuple[Request, torch.futures.Future[Any]]]] = {}
+        self._waiting: dict[int, dict[int, Request]] = {}
+        self._futures: dict[tuple[int, int], torch.futures.Future[Any]] = {}
+        """The answer to each rank in each step, until it is given; errors remain."""
+        self._answered: dict[int, int] = {}
+        """The last step of each rank that has its answer."""
 
     def join(self, step: int, rank: int, share: Request) -> torch.futures.Future[Any]:
         """Add the share of `rank` for `step`. The last share triggers `settle` with all shares, in the order of the
         ranks. All callers get its result or exception.
         """
-        future: torch.futures.Future[Any] = torch.futures.Future()
         with self._lock:
+            future = self._future(step, rank)
             arrived = self._waiting.setdefault(step, {})
-            arrived[rank] = share, future
-            if len(arrived) == self._size:
-                self._answer([arrived[one] for one in sorted(self._waiting.pop(step))])
+            arrived[rank] = share
+            if len(arrived) < self._size:
+                return future
+            shares = dict(sorted(self._waiting.pop(step).items()))
+            answer, error = self._answer(list(shares.values()))
+            futures = [self._futures[step, one] for one in shares]
+            if error is None:
+                self._answered |= dict.fromkeys(shares, step)
+                for one in shares:
+                    del self._futures[step, one]
+        for one in futures:  # Without the lock: what follows an answer needs time, see `after`.
+            if error is None:
+                one.set_result(answer)
+            else:
+                one.set_exception(error)
         return future
 
-    def _answer(self, arrived: list[tuple[Request, torch.futures.Future[Any]]]) -> None:
+    def after(self, step: int, rank: int) -> torch.futures.Future[Any]:
+        """A future that completes with the answer to `rank` in `step`, also if its share arrives later; with None if
+        it has had that answer, and with the error if it has had one. Each rank must join in the order of the steps.
+        """
+        with self._lock:
+            if step > self._answered.get(rank, -1):
+                return self._future(step, rank)
+        answered: torch.futures.Future[Any] = torch.futures.Future()
+        answered.set_result(None)
+        return answered
+
+    def _future(self, step: int, rank: int) -> torch.futures.Future[Any]:
+        return self._futures.setdefault((step, rank), torch.futures.Future())
+
+    def _answer(self, shares: list[Request]) -> tuple[Answer | None, Exception | None]:
         try:
-            answer = self._settle([share for share, _ in arrived])
+            return self._settle(shares), None
         except Exception as error:  # noqa: BLE001 - all callers get it, or they would wait indefinitely
-            for _, future in arrived:
-                future.set_exception(error)
-        else:
-            for _, future in arrived:
-                future.set_result(answer)
+            return None, error
 
 
 def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answer]:

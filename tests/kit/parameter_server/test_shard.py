@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,15 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from rolecall.kit import Stopped
 from rolecall.kit.optimizers import OptimizerChoice
-from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, serve, sharded_embedding
+from rolecall.kit.parameter_server import (
+    ShardedEmbedding,
+    Shards,
+    Uniform,
+    Update,
+    make_shards,
+    serve,
+    sharded_embedding,
+)
 from rolecall.kit.parameter_server import shard as shard_module
 from rolecall.spec.metric import SERVED_CALLS, SERVED_ROWS, SERVED_SECONDS, TABLE_BYTES, UPDATE_SECONDS, UPDATES
 
@@ -100,6 +109,40 @@ def test_an_asynchronous_shard_waits_for_nobody() -> None:
     torch.testing.assert_close(rows(shards), before - LR * gradient(IDS[0]) / 2)
     (table,) = shards.modules("table")
     assert table.local_value().weight.grad is None, "its memory is not released"
+
+
+@pytest.mark.usefixtures("gang", "context")
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_rows_after_an_update_are_those_that_it_leaves(synchronous: bool) -> None:
+    shards = shards_of(2 if synchronous else 1, synchronous=synchronous)
+    table, before = ShardedEmbedding(shards.of("table")), rows(shards)
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [table(IDS[0]).sum()])
+        with torch.no_grad():
+            early = table.request(table.prepare(IDS[0]), after=Update(3, 0))
+        applied = shards.apply(context_id, 3, 0, 1.0)
+        if synchronous:
+            assert not any(one.done() for one in (*applied, *(cast(Any, reply).vectors for reply in early.replies)))
+            others = Shards([replace(shard, gradients=[]) for shard in shards.of("table")])
+            applied += others.apply(None, 3, 1, 1.0)
+        torch.futures.wait_all(applied)
+    expected = before - LR * gradient(IDS[0]) / len(applied)
+    torch.testing.assert_close(early.expand(), expected[IDS[0]])
+    with torch.no_grad():
+        late = table.request(table.prepare(IDS[1]), after=Update(3, 0))
+    torch.testing.assert_close(late.expand(), expected[IDS[1]])
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_rows_after_a_failed_update_are_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = shards_of(1)
+    monkeypatch.setattr(shard_module.Shard, "_step", lambda *_: {}["no such row"])
+    table = ShardedEmbedding(shards.of("table"))
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [table(IDS[0]).sum()])
+        shards.apply(context_id, 0, 0, 1.0)
+        with torch.no_grad(), pytest.raises(Exception, match="no such row"):
+            table.request(table.prepare(IDS[0]), after=Update(0, 0)).expand()
 
 
 @pytest.mark.usefixtures("gang", "context")

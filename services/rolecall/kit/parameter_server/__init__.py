@@ -35,6 +35,7 @@ from rolecall.kit.parameter_server.remote import (
     ShardedEmbedding,
     ShardReference,
     Shards,
+    Update,
     make_shards,
     share_shards,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Shards",
     "TutorialProtocol",
     "Uniform",
+    "Update",
     "UpdateProtocol",
     "bag_sizes",
     "bags_of",

@@ -15,7 +15,7 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import random_state, restore_random_state, strip_prefix
 from rolecall.kit.loop import Batch, P, TrainingLoop
 from rolecall.kit.parameter_server.protocols import UpdateProtocol
-from rolecall.kit.parameter_server.remote import Shards
+from rolecall.kit.parameter_server.remote import Shards, Update
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -54,10 +54,11 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
     def losses(self, batch: Batch) -> Tensor:
         """The loss [n] of each of this trainer's samples; n may be 0. Must call every shard."""
 
-    def look_ahead(self) -> None:
-        """Request the missing rows of the current and following batches; called once or twice in a step.
+    def look_ahead(self, after: Update | None) -> None:
+        """Request the missing rows of the batches that are prepared; called up to three times in a step.
 
-        All updates that this trainer has sent are applied then, and with synchronous shards those of all trainers.
+        Pass `after` to `ShardedEmbedding.request`: servers reply after this trainer's last update. If it is None, all
+        updates of this trainer are applied, and with synchronous shards those of all trainers.
         """
 
     def trainer_state(self) -> dict[str, Tensor]:
@@ -85,11 +86,11 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
             # Servers may use a context only until it ends here, which is before overlapping updates do.
             context_id = stack.enter_context(dist_autograd.context()) if self._needs_context else None
             if all(one.done() for one in self._applied):
-                self.look_ahead()
+                self.look_ahead(None)
             with timeline.span("forward"):
                 losses = self.losses(batch)
             self.settle()
-            self.look_ahead()
+            self.look_ahead(None)
             with timeline.span("backward"):
                 loss = losses.sum() * (self.world / self.samples(batch))
                 if context_id is None:
@@ -102,6 +103,8 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
                 self.shards.require_sent()
             with timeline.span("data", "data"):
                 self.prepare_next()  # The servers compute, and this process would wait.
+            if self._protocol.orders_look_ups:
+                self.look_ahead(Update(self.position.step, self.rank))
             if not self._uses_stale_rows:
                 self.settle()
         return losses.detach().mean() if len(losses) else None

@@ -26,6 +26,8 @@ class UpdateProtocol(Protocol):
 
     needs_context = True
     """True if the backward pass needs a distributed autograd context."""
+    orders_look_ups = False
+    """True if servers can reply to look-ups after the update of a step, see `ShardReference.pull`."""
 
     def begin(self, step: int, rate_factor: float) -> None:
         """Called before the forward pass of each step; does nothing by default."""
@@ -64,6 +66,7 @@ class ServerOptimizers(UpdateProtocol):
         self._rank = rank
         self._local = local
         self._max_norm = max_norm
+        self.orders_look_ups = max_norm is None
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> list[Future[None]]:

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,21 @@ from rolecall.kit.parameter_server.lookup import (
 from rolecall.kit.parameter_server.rows import RowGradient
 from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, span, worker_name
-from rolecall.runtime.remote import Mailbox, call, passed_on
+from rolecall.runtime.remote import Mailbox, call
 from rolecall.runtime.shared_memory import shared
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 
 _READ_ROWS = 16_384
 """Rows of a shard in a block for the export. The server needs memory for several blocks."""
+
+
+class Update(NamedTuple):
+    """An update of the weights on the servers."""
+
+    step: int
+    trainer: int
+    """The rank of the trainer whose gradients it has; of a synchronous shard, those of the others, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,15 @@ class ShardReference:
     pulls: list[Future[Tensor]] = field(default_factory=list[Future[Tensor]])
     """Of a synchronous shard: replies to be differentiated that can be outstanding."""
 
-    def pull(self, rows: Tensor, offsets: Tensor | None = None) -> Reply:
+    def pull(self, rows: Tensor, offsets: Tensor | None = None, *, after: Update | None = None) -> Reply:
         """The vectors [n, dim] of local row numbers [n] of an `EmbeddingShard`; with offsets [b], the sums [b, dim] of
         bags. With a transfer data type, they are float32. The backward pass keeps the gradient here, for the next
-        update."""
-        inputs = (rows,) if offsets is None else (rows, offsets)
-        vectors = self.call(Shard.pull, "forward" if offsets is None else "pool", inputs)
+        update. With `after`, they are those after this update of the shard, for row numbers on the CPU."""
+        inputs, method = ((rows,), "forward") if offsets is None else ((rows, offsets), "pool")
+        if after is None:
+            vectors = self.call(Shard.pull, method, inputs)
+        else:
+            vectors = self.join(Shard.pull_after, *after, method, inputs)
         differentiable = torch.is_grad_enabled()
         if differentiable and self.synchronous:
             self.pulls.append(vectors)
@@ -80,8 +91,9 @@ class ShardReference:
         return call(self.shard.owner(), _call_remote, own_name, self.shard, method.__name__, arguments)
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a method of `Shard` that waits for other trainers, without blocking a thread on the server."""
-        return call(self.shard.owner(), _join_remote, self.shard, method.__name__, arguments)
+        """Call a method of `Shard` that waits for trainers, without blocking a thread on the server."""
+        own_name = rpc.get_worker_info().name
+        return call(self.shard.owner(), _join_remote, own_name, self.shard, method.__name__, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +124,9 @@ def _call_remote(caller: str, shard: rpc.RRef[Shard], method: str, arguments: Se
 
 
 @rpc.functions.async_execution
-def _join_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Future[Any]:
-    return passed_on(getattr(shard.local_value(), method)(*arguments))
+def _join_remote(caller: str, shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Future[Any]:
+    joined: Future[Any] = getattr(shard.local_value(), method)(*arguments)
+    return joined.then(lambda done: shared(done.wait(), caller))  # As `passed_on`: errors remain errors.
 
 
 class Shards:
@@ -240,6 +253,7 @@ class ShardedEmbedding(nn.Module):
         """As `forward`, for ids that are prepared."""
         return self.request(wanted).expand()
 
-    def request(self, wanted: DistinctRows) -> RequestedRows:
-        """Begin the look-up of ids that are prepared."""
-        return request_rows(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(self._transfer_device)))
+    def request(self, wanted: DistinctRows, *, after: Update | None = None) -> RequestedRows:
+        """Begin the look-up of ids that are prepared; of the rows after an update, for transfers on the CPU."""
+        device = self._transfer_device
+        return request_rows(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(device), after=after))

@@ -117,6 +117,16 @@ class Shard:
         vectors = self.compute(method, False, inputs)
         return vectors.to(self._transfer_dtype or vectors.dtype)
 
+    def pull_after(self, step: int, trainer: int, method: str, inputs: Sequence[Tensor]) -> Future[Tensor]:
+        """As `pull`, after the update of `step` with the gradients of `trainer`, which may arrive later than this call.
+        The shard replies at once when they are applied."""
+
+        def pull(applied: Future[None]) -> Tensor:
+            applied.wait()  # Raises the error of the update.
+            return self.pull(method, inputs)
+
+        return self._applying.after(step, trainer).then(pull)
+
     def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
         return self._applying.join(step, trainer, (self._received(contribution), rate_factor))

@@ -31,6 +31,7 @@ from rolecall.kit.parameter_server import (
     Shards,
     ShardSpec,
     TutorialProtocol,
+    Update,
     UpdateProtocol,
     bag_sizes,
     bags_of,
@@ -102,6 +103,8 @@ class _Prepared:
 
     ids: Tensor
     wanted: DistinctRows
+    by_servers: bool
+    """True if the servers pool."""
     requested: RequestedRows | None = None
 
 
@@ -127,16 +130,17 @@ class PooledEmbedding(nn.Module):
         self._device = device
         self._prepared: deque[_Prepared] = deque()
 
-    def prepare(self, ids: Tensor) -> None:
-        """Find the distinct rows of these ids ahead of `forward` with the same tensor. `forward` must be called in the
+    def prepare(self, ids: Tensor, offsets: Tensor) -> None:
+        """Find the distinct rows of these ids ahead of `forward` with the same tensors. `forward` must be called in the
         order of the preparations."""
         if self._pool_at != "server":
-            self._prepared.append(_Prepared(ids, self._vectors.prepare(ids)))
+            self._prepared.append(self._prepare(ids, offsets))
 
-    def request_prepared(self) -> None:
-        """Begin the look-ups of all prepared ids."""
+    def request_prepared(self, after: Update | None) -> None:
+        """Begin the look-ups of all prepared ids whose rows this trainer pools; with `after`, following this update."""
         for one in self._prepared:
-            one.requested = one.requested or self._vectors.request(one.wanted)
+            if not one.by_servers:
+                one.requested = one.requested or self._vectors.request(one.wanted, after=after)
 
     def forget_prepared(self) -> None:
         """Prepared ids are not going to be looked up."""
@@ -147,15 +151,20 @@ class PooledEmbedding(nn.Module):
         if self._pool_at == "server":
             return self._pooled_by_servers(ids, offsets)
         ready = bool(self._prepared) and self._prepared[0].ids is ids
-        prepared = self._prepared.popleft() if ready else _Prepared(ids, self._vectors.prepare(ids))
-        if self._pool_at == "auto" and sums_are_smaller(
-            ids, offsets, len(prepared.wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
-        ):
+        prepared = self._prepared.popleft() if ready else self._prepare(ids, offsets)
+        if prepared.by_servers:
             return self._pooled_by_servers(ids, offsets)
         slots = offsets if one_each(offsets, len(ids)) else bags_of(ids, offsets)
         bags = Lookup(ids=ids, slots=slots, rows=len(offsets), width=1, mean=self._mean)
         requested = prepared.requested or self._vectors.request(prepared.wanted)
         return pool(requested.expand().to(self._device), bags)
+
+    def _prepare(self, ids: Tensor, offsets: Tensor) -> _Prepared:
+        wanted = self._vectors.prepare(ids)
+        by_servers = self._pool_at == "auto" and sums_are_smaller(
+            ids, offsets, len(wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
+        )
+        return _Prepared(ids, wanted, by_servers)
 
     def _pooled_by_servers(self, ids: Tensor, offsets: Tensor) -> Tensor:
         sums = self._sums(ids, offsets).to(self._device)

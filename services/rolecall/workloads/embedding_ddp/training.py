@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 
 from rolecall.kit.loop import EvalSplit
 from rolecall.kit.metrics import binary_metrics, class_metrics, regression_metrics
-from rolecall.kit.parameter_server import ShardedTrainingLoop, make_local
+from rolecall.kit.parameter_server import ShardedTrainingLoop, Update, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
@@ -59,16 +59,16 @@ class Training(ShardedTrainingLoop[Batch, Params]):
             self._pooled.forget_prepared()
         for batch in self._dataset.train_batches(epoch, done, self.rank, self.world):
             if self._pooled:
-                self._pooled.prepare(batch.ids)
+                self._pooled.prepare(batch.ids, batch.offsets)
             prepared.append(batch)
             if len(prepared) > self.params.staleness:
                 yield prepared.popleft()
         yield from prepared
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, after: Update | None) -> None:
         """Request the rows of all batches that are prepared."""
-        if self._pooled and self.params.staleness:
-            self._pooled.request_prepared()
+        if self._pooled:
+            self._pooled.request_prepared(after)
 
     def samples(self, batch: Batch) -> int:
         return batch.global_rows
