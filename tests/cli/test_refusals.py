@@ -24,7 +24,8 @@ async def master(tmp_path: Path) -> AsyncIterator[Client]:
 
 
 async def test_unknown_names_are_listed_by_a_command(master: Client) -> None:
-    assert "there is no job 'x'; `rolecall jobs` lists them" in (await run_at(master, "show", "x")).err
+    shown = (await run_at(master, "show", "x")).err
+    assert "there is no job 'x'; `rolecall jobs` lists them (asked the master at http://" in shown
     refused = await run_at(master, "tokens", "revoke", "nobody")
     assert "there is no token 'nobody'; `rolecall tokens list` lists them" in refused.err
 

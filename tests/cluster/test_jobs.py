@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from benchmarks.queue import idle_share, latencies_ms, percentile
-from tests.cluster.jobs import long_job, past_step, short_job
+from tests.cluster.jobs import long_job, past_step, short_job, workers
 from tests.conftest import Cluster, running_cluster
 from tests.cpu_time import is_within
 
@@ -156,3 +156,20 @@ def test_a_paused_job_goes_on_where_it_was(cluster: Cluster, rows: Path) -> None
     assert document["result"]["steps"] == 600
     assert f"resumed from the checkpoint at step {steps[0]}" in cluster.client.get(f"/jobs/{job}/events").text
     assert len(document["attempts"]) == 2
+
+
+def test_workers_of_different_nodes_of_a_machine_exchange_tensors_in_shared_memory(cluster: Cluster) -> None:
+    """Each in its sandbox; nothing remains of the job."""
+    rows = {"rows": 1_000_000, "columns": 8, "ids": 500}
+    params = {"data": {"synthetic": rows, "validation": 0.0}, "embedding_dim": 64, "batch_size": 512}
+    job = cluster.submit({"workload": "embedding-ddp", "params": params})
+    gang = workers(cluster.until(job, past_step(20)))
+    assert len({one["node"] for one in gang.values()}) == len(gang)
+    blocks = {
+        name: f"/dev/shm/rolecall-{job}-1-" in Path(f"/proc/{one['pid']}/maps").read_text()
+        for name, one in gang.items()
+    }
+    assert blocks == {name: name != "master-0" for name in gang}
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    cluster.wait_for(job, "cancelled", 60)
+    assert not list(Path("/dev/shm").glob(f"rolecall-{job}-*"))

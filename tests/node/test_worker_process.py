@@ -14,6 +14,7 @@ from tests.node.harness import launch
 
 from rolecall.node import worker_process
 from rolecall.node.worker_process import WorkerProcess
+from rolecall.spec import shared_memory
 from rolecall.spec.report import Failure
 from rolecall.spec.state import StopMode, WorkerState
 
@@ -193,18 +194,21 @@ def test_a_hung_worker_that_can_write_no_stacks_is_killed_at_once(
 def test_a_worker_that_was_killed_leaves_no_names_in_shared_memory(
     worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "SHARED_MEMORY", tmp_path)
-    job, attempt, rank = worker.key
-    own, others = f"rolecall-{job}-{attempt}-{rank}-", (f"rolecall-{job}-{attempt}-{rank}1-0", "nccl-1", "rolecall")
-    for name in (f"{own}0", f"{own}12", *others):
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    own = [shared_memory.block_name(worker.launch, number) for number in (0, 12, 40)]
+    own.append(shared_memory.presence_name(worker.launch, worker.launch.worker.rank))
+    other = worker.launch.model_copy(update={"worker": worker.launch.worker.model_copy(update={"rank": 7})})
+    others = {"nccl-1", shared_memory.block_name(other, 0)}
+    for name in (*own, *others):
         (tmp_path / name).touch()
+    (tmp_path / shared_memory.block_name(worker.launch, 1)).mkdir()
     worker.finish(WorkerState.FAILED)
-    assert {one.name for one in tmp_path.iterdir() if one.is_file()} == set(others)
+    assert {one.name for one in tmp_path.iterdir() if one.is_file()} == others
 
 
 def test_a_machine_without_shared_memory_ends_workers_as_usual(
     worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "none")
     worker.finish(WorkerState.SUCCEEDED)
     assert worker.report.state is WorkerState.SUCCEEDED

@@ -92,6 +92,15 @@ def test_what_follows_an_answer_waits_for_it_even_if_its_share_comes_later() -> 
     assert not next_step.done()
 
 
+def test_the_error_of_a_step_remains_when_the_next_one_has_an_answer() -> None:
+    barrier: StepBarrier[bool, None] = StepBarrier(1, lambda shares: None if shares[0] else {}["no row"])
+    barrier.join(0, 0, False)
+    barrier.join(1, 0, True)
+    assert barrier.after(1, 0).wait() is None
+    with pytest.raises(KeyError, match="no row"):
+        barrier.after(0, 0).wait()
+
+
 def test_a_single_caller_waits_only_for_its_own_answer() -> None:
     barrier: StepBarrier[str, None] = StepBarrier(1, lambda _: None)
     barrier.join(4, 0, "a")

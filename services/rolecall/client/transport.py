@@ -142,6 +142,8 @@ class Transport:
         text = _explain(answer)
         if answer.status_code == 403 and self._origin:
             text += f" (this token is from {self._origin}; pass another token)"
+        if answer.status_code == 404:
+            text += f" (asked the master at {self.url})"  # Perhaps of another cluster than the user has in mind.
         if answer.status_code in _AWAY and not _has_own_remedy(answer):
             text += f"; if the master at {self.url} is starting, try again in a moment"
         raise _ERRORS.get(answer.status_code, Unreachable)(text)

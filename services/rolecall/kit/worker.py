@@ -4,7 +4,7 @@
 other loops with a process group call it to save and stop after the same step on all ranks.
 
 `context.timeline` records the phases of steps; `span` does so in functions that don't have the context. `call` is
-`rpc.rpc_async`, but counted in the worker's metrics, and between workers of one node with large tensors in shared
+`rpc.rpc_async`, but counted in the worker's metrics, and between workers of one machine with large tensors in shared
 memory. A function that is called can return `shared(result, caller)` for the same. Count other things with
 `measurements`.
 `about` names the event of a log record: `log.info("…", extra=about("file_skipped"))`.

@@ -92,7 +92,7 @@ def shm(total: int, *, computes: bool) -> Finding:
     return Finding(
         check="shm",
         level=Level.WARNING,
-        message=f"{message}, which data loaders and NCCL can fill",
+        message=f"{message}, which data loaders, NCCL and workers can fill",
         remedy=f"give it {size(SHM_BYTES)} or more: `shm_size` in compose, in Kubernetes a Memory emptyDir at /dev/shm",
     )
 

@@ -24,9 +24,10 @@ from rolecall.spec.metric import WORKER_METRICS, WorkerMetric
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
+from rolecall.spec.shared_memory import remove_files
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.timeline import WINDOW_BYTES
-from rolecall.spec.workdir import PROGRESS_BYTES, SHARED_MEMORY, Workdir, shared_memory_prefix
+from rolecall.spec.workdir import PROGRESS_BYTES, Workdir
 
 _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
@@ -180,7 +181,7 @@ class WorkerProcess:
         """Report the end. Send the worker's progress to the master before this call."""
         why = f": {failure.message}" if failure else ""
         _LOG.info("worker %s %s%s", self.key, state, why, extra=self._about("worker_ended"))
-        _remove_files(SHARED_MEMORY, shared_memory_prefix(*self.key))
+        remove_files(self.launch)
         self._update_report(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
     def drop_texts(self, why: str) -> bool:
@@ -229,14 +230,6 @@ class WorkerProcess:
     def _update_report(self, **fields: object) -> None:
         self.report = self.report.model_copy(update=fields)
         self._changed()
-
-
-def _remove_files(folder: Path, prefix: str) -> None:
-    """Remove a worker's files that no other worker had opened when it was killed."""
-    with suppress(OSError):  # Without the folder, or for names that another user took, nothing is to be done.
-        for path in folder.iterdir():
-            if path.name.startswith(prefix):
-                path.unlink(missing_ok=True)
 
 
 def _legal(metric: WorkerMetric, found: Any) -> dict[str, float]:

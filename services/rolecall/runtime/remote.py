@@ -31,8 +31,8 @@ def call(
 ) -> torch.futures.Future[Any]:
     """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none.
 
-    Large tensors in the arguments, and in their tuples, lists and dictionaries, go through shared memory to workers on
-    this node.
+    Large tensors in the arguments, and in their tuples, lists and dictionaries, go through shared memory to workers of
+    this machine.
     """
     sent, name = time.perf_counter(), to if isinstance(to, str) else to.name
     answer = rpc.rpc_async(to, function, args=shared(arguments, name), timeout=timeout)
@@ -127,7 +127,7 @@ class StepBarrier(Generic[Request, Answer]):
                 self._answered |= dict.fromkeys(shares, step)
                 for one in shares:
                     del self._futures[step, one]
-        for one in futures:  # Without the lock: what follows an answer needs time, see `after`.
+        for one in futures:  # Without the lock, because callbacks may call `join`.
             if error is None:
                 one.set_result(answer)
             else:
@@ -139,7 +139,7 @@ class StepBarrier(Generic[Request, Answer]):
         it has had that answer, and with the error if it has had one. Each rank must join in the order of the steps.
         """
         with self._lock:
-            if step > self._answered.get(rank, -1):
+            if (step, rank) in self._futures or step > self._answered.get(rank, -1):
                 return self._future(step, rank)
         answered: torch.futures.Future[Any] = torch.futures.Future()
         answered.set_result(None)

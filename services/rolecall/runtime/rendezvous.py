@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributed import rpc
 
 from rolecall.logs import about
 from rolecall.network import links
-from rolecall.runtime import gang_store
+from rolecall.runtime import gang_store, shared_memory
 from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.heap import keep_freed_memory
@@ -76,19 +76,20 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
     store, *others = entrance.assemble(lambda ranks: _missing(launch, ranks), _JOIN_TIMEOUT_S)
     _require_links(store, launch)
     keep_freed_memory()
-    if workload.rpc:
-        _join_rpc(launch, workload, others[0])
-    if launch.worker.role in workload.process_group:
-        _join_process_group(launch, workload, store)
-    if launch.worker.rank == 0:
-        _log_shared_gpus(launch.gang)
-    report.joined()
-    try:
-        yield
-    except Stopped:
+    with shared_memory.presence(launch) if workload.rpc else nullcontext():
+        if workload.rpc:
+            _join_rpc(launch, workload, others[0])
+        if launch.worker.role in workload.process_group:
+            _join_process_group(launch, workload, store)
+        if launch.worker.rank == 0:
+            _log_shared_gpus(launch.gang)
+        report.joined()
+        try:
+            yield
+        except Stopped:
+            _leave_gang(launch, workload, store)
+            raise
         _leave_gang(launch, workload, store)
-        raise
-    _leave_gang(launch, workload, store)
 
 
 def _enter(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> gang_store.Entrance:

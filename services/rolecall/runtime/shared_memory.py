@@ -1,46 +1,70 @@
 # pyright: standard
-"""Large tensors in messages between workers of one node: in shared memory instead of through sockets.
+"""Large tensors in messages between workers of one machine: in shared memory instead of through sockets.
 
 A message of 5 MB through a socket takes about 3.5 ms of CPU time in both processes, and one copy takes 0.5 ms. A sender
-has blocks of shared memory for each receiver, and uses them again when the receiver has released the tensor. Each block
+has blocks of shared memory for each receiver, and uses them again when the receiver has freed the tensor. Each block
 is a file in `/dev/shm` whose name exists until the receiver opens it. The messages themselves, which say where the
 tensors are, still go through sockets, so that a worker that waits for one uses no CPU time.
+
+Containers have a `/dev/shm` each, unless they share one. Therefore each worker has an empty file there while it is in
+its gang, by which the others know whether it sees theirs.
 """
 
 import ctypes
+import logging
 import math
-import mmap
 import os
-import secrets
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from rolecall.logs import about
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.spec.workdir import SHARED_MEMORY, shared_memory_prefix
+from rolecall.spec.errors import PeerLost
+from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.shared_memory import MAX_BLOCKS, SHARED_MEMORY, block_name, presence_name
 
+_LOG = logging.getLogger(__name__)
 MIN_BYTES = 64 << 10
 """The size from which a tensor is shared; smaller ones are sent faster than their place."""
-MAX_BLOCKS = 256
-"""Of one sender. Each takes a file descriptor there and in its receiver."""
 _HEADER = 64
 """Bytes before the tensor, which is aligned to them. The first one is not 0 while the receiver needs the tensor."""
+_FREE, _TAKEN = 0, 1
+_PAGE = 4096
 
 
 def shared(value: Any, receiver: str) -> Any:
     """The same value for a message to the worker `receiver`, such as `trainer-0`, which must be unpickled once there.
 
-    If that worker is on this node, it gets the large tensors in this value, and in its tuples, lists and dictionaries,
-    in shared memory. They are the receiver's own, as all tensors in messages. Other tensors are sent as usual: those
-    that are small, on a GPU, need gradients or have gaps, and all tensors when half of `/dev/shm` is in use.
+    If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists and
+    dictionaries, in shared memory. They are its own, as all tensors in messages, except that it can't resize them, and
+    that processes which it forks must not use them. Other tensors are sent as usual: those that are small, on a GPU or
+    need gradients. So are all that would need new blocks while half of `/dev/shm` is in use.
     """
     outbox = _outbox()
-    return outbox.put(value, receiver) if outbox is not None and receiver in outbox.receivers else value
+    return outbox.put(value, receiver) if outbox is not None and outbox.reaches(receiver) else value
+
+
+@contextmanager
+def presence(launch: WorkerLaunch) -> Generator[None]:
+    """Let the gang's other workers send this one tensors in shared memory. Enter this before RPC starts, so that they
+    know from their first message on."""
+    path = SHARED_MEMORY / presence_name(launch, launch.worker.rank)
+    with suppress(OSError):  # Without shared memory, all tensors go through sockets.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
 
 
 class _Place(NamedTuple):
@@ -53,6 +77,8 @@ class _Place(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    dropped: tuple[str, ...]
+    """Blocks that the sender no longer uses."""
 
 
 class _Shared:
@@ -62,7 +88,7 @@ class _Shared:
         self._place = place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, tuple(self._place)
+        return _received, (self._place,)
 
 
 class _Block:
@@ -75,86 +101,113 @@ class _Block:
         try:
             # Without its memory, a write would end the process if there were none left then.
             os.posix_fallocate(file, 0, _HEADER + size)
-            self._memory = mmap.mmap(file, _HEADER + size)
+            self._memory = _mapped(file, _HEADER + size)
         except OSError:
             (SHARED_MEMORY / name).unlink()
             raise
         finally:
             os.close(file)
-        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_HEADER)
 
     @property
     def is_free(self) -> bool:
-        return self._memory[0] == 0
+        return bool(self._memory[0] == _FREE)
 
     def take(self) -> None:
-        self._memory[0] = 1
+        self._memory[0] = _TAKEN
 
-    def write(self, tensor: Tensor) -> _Place:
+    def write(self, tensor: Tensor, dropped: Sequence[str]) -> _Place:
         """Copy a tensor that is not larger than the block. Its strides remain, unless it has gaps."""
         strides = torch.empty_like(tensor, device="meta").stride()
-        self._bytes[: tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
-        return _Place(self.name, self.size, tensor.dtype, tuple(tensor.shape), strides)
+        target = self._memory[_HEADER : _HEADER + tensor.nbytes].view(tensor.dtype)
+        target.as_strided(tensor.shape, strides).copy_(tensor)
+        return _Place(self.name, self.size, tensor.dtype, tuple(tensor.shape), strides, tuple(dropped))
 
 
 class _Outbox:
     """The blocks of one worker."""
 
     def __init__(self, context: WorkerContext[Any]) -> None:
-        own = context.launch.worker
         self.context = context
-        self.receivers = frozenset(
-            worker_name(one.role, one.role_rank)
-            for one in context.launch.gang.workers
-            if one.node == own.node and one.rank != own.rank
-        )
-        prefix = shared_memory_prefix(context.launch.job, context.launch.attempt, own.rank)
-        # No job can guess the name, which exists only for a moment.
-        self._prefix = f"{prefix}{secrets.token_hex(8)}-"
+        self._ranks = {worker_name(one.role, one.role_rank): one.rank for one in context.launch.gang.workers}
+        self._reached = dict[str, bool]()
         self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
         self._count = 0
         self._lock = threading.Lock()
 
-    def put(self, value: Any, receiver: str) -> Any:
-        match value:
-            case Tensor():
-                block = self._take(value.nbytes, receiver) if _can_be_shared(value) else None
-                return value if block is None else _Shared(block.write(value.detach()))
-            case dict():
-                items = cast(dict[Any, Any], value)
-                return {key: self.put(one, receiver) for key, one in items.items()}
-            case list():
-                return [self.put(one, receiver) for one in cast(list[Any], value)]
-            case tuple():
-                found = [self.put(one, receiver) for one in cast(tuple[Any, ...], value)]
-                return type(value)(*found) if hasattr(value, "_fields") else tuple(found)  # pyright: ignore[reportUnknownArgumentType] - a named tuple
-            case _:
-                return value
+    def reaches(self, receiver: str) -> bool:
+        """True if this other worker of the gang sees the files of this one."""
+        if receiver not in self._reached:
+            self._reached[receiver] = receiver in self._ranks and self._sees(self._ranks[receiver])
+        return self._reached[receiver]
 
-    def _take(self, size: int, receiver: str) -> _Block | None:
-        """A free block for this receiver, not much larger than `size`; None if there is no memory for a new one."""
+    def _sees(self, rank: int) -> bool:
+        if rank == self.context.rank:
+            return False
+        try:
+            found = os.stat(SHARED_MEMORY / presence_name(self.context.launch, rank), follow_symlinks=False)
+        except OSError:
+            return False
+        return found.st_uid == os.geteuid()  # Nobody else could open the blocks.
+
+    def put(self, value: Any, receiver: str) -> Any:
+        kind = type(value)
+        if kind is Tensor:
+            return self._put_tensor(value, receiver) if _can_be_shared(value) else value
+        if kind is dict:
+            items = cast(dict[Any, Any], value)
+            found = {key: self.put(one, receiver) for key, one in items.items()}
+            return found if any(found[key] is not one for key, one in items.items()) else value
+        if kind is list or kind is tuple or hasattr(kind, "_make"):  # That of named tuples.
+            parts = cast(Sequence[Any], value)
+            changed = [self.put(one, receiver) for one in parts]
+            if all(one is other for one, other in zip(changed, parts, strict=True)):
+                return value
+            return cast(Any, kind)._make(changed) if hasattr(kind, "_make") else kind(changed)
+        return value
+
+    def _put_tensor(self, tensor: Tensor, receiver: str) -> "Tensor | _Shared":
         with self._lock:
-            for block in self._blocks[receiver]:
-                if size <= block.size <= 2 * size and block.is_free:
-                    block.take()
-                    return block
-            rounded = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE - _HEADER  # Sizes vary from step to step.
-            if self._count >= MAX_BLOCKS or not _has_memory(rounded):
-                return None
-            try:
-                block = _Block(f"{self._prefix}{self._count}", rounded)
-            except OSError:
-                return None
-            self._count += 1
-            self._blocks[receiver].append(block)
-            block.take()
-            return block
+            block, dropped = self._take(tensor.nbytes, receiver)
+        if block is None:
+            _log_full()
+            return tensor
+        return _Shared(block.write(tensor, dropped))
+
+    def _take(self, size: int, receiver: str) -> tuple[_Block | None, list[str]]:
+        """A free block for this receiver, not much larger than `size`, and the names of those that it replaces. The
+        block is None if there is no memory for a new one."""
+        blocks = self._blocks[receiver]
+        free = [one for one in blocks if one.is_free]
+        block = min((one for one in free if size <= one.size <= 2 * size), key=lambda one: one.size, default=None)
+        dropped = list[str]()
+        if block is None:
+            # Sizes have grown, or else there is no free block.
+            dropped = [one.name for one in free if one.size < size]
+            self._blocks[receiver] = blocks = [one for one in blocks if one.name not in dropped]
+            block = self._new_block(size)
+            if block is None:
+                return None, dropped
+            blocks.append(block)
+        block.take()
+        return block, dropped
+
+    def _new_block(self, size: int) -> _Block | None:
+        step = max(_PAGE, 1 << (size.bit_length() - 4))  # Sizes vary from step to step.
+        rounded = -(-size // step) * step
+        if self._count >= MAX_BLOCKS or not _has_memory(rounded):
+            return None
+        name = block_name(self.context.launch, self._count)
+        self._count += 1
+        try:
+            return _Block(name, rounded)
+        except OSError:
+            return None
 
 
 _lock = threading.Lock()
 _own: _Outbox | None = None
-_opened: dict[str, mmap.mmap] = {}
-"""The blocks of other workers, by name."""
+_opened: dict[str, Tensor] = {}
+"""The memory of other workers' blocks, by name."""
 
 
 def _outbox() -> _Outbox | None:
@@ -171,12 +224,12 @@ def _outbox() -> _Outbox | None:
 
 def _can_be_shared(tensor: Tensor) -> bool:
     return (
-        type(tensor) is Tensor
-        and tensor.layout == torch.strided
-        and tensor.nbytes >= MIN_BYTES
+        tensor.layout == torch.strided
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
+        and tensor.nbytes >= MIN_BYTES
     )
 
 
@@ -189,22 +242,49 @@ def _has_memory(size: int) -> bool:
     return (found.f_bavail - found.f_blocks / 2) * found.f_frsize >= size
 
 
-def _received(block: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+@cache
+def _log_full() -> None:
+    text = "half of %s is in use: further large messages in this machine go through sockets, which takes longer"
+    _LOG.warning(text, SHARED_MEMORY, extra=about("shared_memory_full"))
+
+
+def _received(place: _Place) -> Tensor:
     """Called by the receiver, to unpickle a `_Shared`: its tensor, which keeps the block until it is freed."""
     with _lock:
-        memory = _opened.get(block)
-        if memory is None:
-            path = SHARED_MEMORY / block
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                path.unlink()
-                memory = _opened[block] = mmap.mmap(file, _HEADER + size)
-            finally:
-                os.close(file)
-    buffer = (ctypes.c_char * size).from_buffer(memory, _HEADER)
-    weakref.finalize(buffer, _release, memory).atexit = False
-    return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).as_strided(shape, strides)
+        for name in place.dropped:
+            _opened.pop(name, None)
+        if place.block not in _opened:
+            _opened[place.block] = _open(place.block, place.size)
+        memory = _opened[place.block]
+    buffer = (ctypes.c_char * place.size).from_address(memory.data_ptr() + _HEADER)
+    # The memory must outlive the buffer, and the buffer the tensor.
+    weakref.finalize(buffer, _release, memory, os.getpid()).atexit = False
+    values = torch.frombuffer(buffer, dtype=place.dtype, count=math.prod(place.shape))
+    return values.as_strided(place.shape, place.strides)
 
 
-def _release(memory: mmap.mmap) -> None:
-    memory[0] = 0
+def _open(block: str, size: int) -> Tensor:
+    path = SHARED_MEMORY / block
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise PeerLost(f"the sender of a message has ended: its shared memory {block} no longer exists") from None
+    try:
+        found = os.fstat(file)
+        if found.st_uid != os.geteuid() or found.st_size != _HEADER + size:
+            raise PeerLost(f"another program has replaced the shared memory {block}")
+        memory = _mapped(file, _HEADER + size)
+    finally:
+        os.close(file)
+    path.unlink()
+    return memory
+
+
+def _mapped(file: int, size: int) -> Tensor:
+    """The memory of a file, as bytes; unlike `mmap`, it needs no file descriptor."""
+    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+
+
+def _release(memory: Tensor, receiver: int) -> None:
+    if os.getpid() == receiver:  # And not a process that it forked, whose copies of tensors end, too.
+        memory[0] = _FREE

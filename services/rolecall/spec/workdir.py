@@ -11,14 +11,6 @@ PROGRESS_BYTES = 16 << 20
 ANSWER_HEADER = 48
 """Bytes for two decimal numbers, padded with spaces. They are written last, so that the answer is then complete."""
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - of the kernel
-"""The folder of shared memory, in which workers of one node exchange large tensors: see `shared_memory_prefix`."""
-
-
-def shared_memory_prefix(job: str, attempt: int, rank: int) -> str:
-    """The beginning of the names of a worker's files in `SHARED_MEMORY`. The receiver of a file removes its name."""
-    return f"rolecall-{job}-{attempt}-{rank}-"
-
 
 class Workdir(NamedTuple):
     """The folder of one worker of one attempt, `<node's data>/work/<job>/<attempt>/<rank>/`."""

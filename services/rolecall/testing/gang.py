@@ -31,6 +31,7 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.settings.child_environments import heap_variables
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
+from rolecall.spec.shared_memory import remove_files
 from rolecall.spec.wire import ArtifactNotice
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
@@ -133,9 +134,10 @@ def run_gang(
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
     gang = _plan(roles, threads, gpus)
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
+    launches = _launches(declared.name, params, gang, resume_from)
     workers = [
         processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
-        for launch in _launches(declared.name, params, gang, resume_from)
+        for launch in launches
     ]
     essential = [one for one, plan in zip(workers, gang.workers, strict=True) if plan.role not in declared.expendable]
     deadline = time.monotonic() + timeout_s
@@ -161,6 +163,8 @@ def run_gang(
         for worker in workers:
             worker.kill()
             worker.join()
+        for launch in launches:
+            remove_files(launch)
     return _collect(folder, gang)
 
 

@@ -55,6 +55,18 @@ def test_rows_are_gathered_from_several_parts(sizes: tuple[int, ...], dtype: tor
     assert torch.equal(found, whole[positions])
 
 
+def test_several_threads_gather_the_same_rows() -> None:
+    parts = torch.randn(3000, 2), torch.randn(2000, 2)
+    positions = torch.randint(5000, (3 * row_loops._ROWS_OF_A_THREAD + 1,))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = row_loops.gather(parts, positions)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found, torch.cat(parts)[positions])
+
+
 def test_no_rows_are_gathered_for_no_positions() -> None:
     assert row_loops.gather([torch.ones(0, 5)], torch.arange(0)).shape == (0, 5)
 

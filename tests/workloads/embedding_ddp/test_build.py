@@ -9,7 +9,7 @@ from tests.kit.tables.tables import ROWS, csv
 
 from rolecall.kit.tables.batches import open_batches
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.build import Batch, Dataset
+from rolecall.workloads.embedding_ddp.build import Batch, Dataset, open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
 from .tables import opened, params
@@ -51,6 +51,16 @@ def test_validation_rows_are_not_trained_on(tmp_path: Path) -> None:
     assert not trained & held_out
     assert len(trained) + len(held_out) == 1000
     assert 150 < len(held_out) < 250
+
+
+def test_batches_can_be_changed_without_changing_the_cache(tmp_path: Path) -> None:
+    """Rows without numbers are contiguous in the cache."""
+    data = {"synthetic": {"rows": 40, "columns": 2, "ids": 5, "numbers": 0}, "validation": 0.5}
+    dataset = open_dataset(Params.model_validate({"data": data, "batch_size": 8}), tmp_path)
+    for batch in dataset.eval_batches("validation", 0, 1):
+        batch.labels.fill_(7)
+        assert batch.numeric.shape == (batch.rows, 0)
+    assert not any(7 in batch.labels for batch in dataset.eval_batches("validation", 0, 1))
 
 
 def test_unknown_and_missing_values_have_ids_of_their_own(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_an_mlp_of_two_inputs_computes_that_of_their_concatenation(numbers: int)
     gradients = [parameter.grad for parameter in mlp.parameters()]
     mlp.zero_grad()
     whole = inputs.clone().requires_grad_()
-    expected = nn.Sequential(*mlp)(whole)
+    expected = nn.Sequential(*mlp.children())(whole)
     expected.square().sum().backward()
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-14)
     assert whole.grad is not None

@@ -1,15 +1,17 @@
 """Loops over rows and their first values (`row_loops.c`). The results are those of torch except for rounding."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rolecall.kit.native.library import loop, number_type, pointer, pointers, require_shape
 
+_B = TypeVar("_B")
 GROUP = 16
 """The normal numbers that are made together."""
 _ROWS_OF_A_THREAD = 4096
@@ -83,16 +85,14 @@ def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
             number(eps),
         )
 
-    (begins, ends), *others = pairwise(_cuts(rows))
-    futures = [_threads.submit(step, *other) for other in others]
-    step(begins, ends)
-    for future in futures:
-        future.result()
+    _run_in_threads(step, pairwise(_cuts(rows)))
     torch.autograd.graph.increment_version((weight, squares))  # As operations in place do, which autograd checks.
 
 
 def gather(parts: Sequence[Tensor], positions: Tensor) -> Tensor:
     """The rows [..., dim] of the joined `parts` [n, dim] at `positions` [...], without a copy of the joined parts.
+
+    Uses up to `torch.get_num_threads()` threads.
 
     Raises `IndexError` for a position outside of them, and `ValueError` for parts with different dimensions.
     """
@@ -105,14 +105,21 @@ def gather(parts: Sequence[Tensor], positions: Tensor) -> Tensor:
     lowest, highest = (int(one) for one in positions.aminmax())
     if lowest < 0 or highest >= total:
         raise IndexError(f"the positions {lowest} to {highest} are to be in parts with {total} rows")
-    loop("gather_rows")(
-        pointers(parts),
-        (ctypes.c_int64 * len(parts))(*accumulate(map(len, parts))),
-        ctypes.c_int64(positions.numel()),
-        pointer(positions),
-        ctypes.c_int64(dim * rows.itemsize),
-        pointer(rows),
-    )
+    ends = (ctypes.c_int64 * len(parts))(*accumulate(map(len, parts)))
+    flat, flat_rows = positions.flatten(), rows.flatten(0, -2)
+
+    def copy(begin: int, end: int) -> None:
+        loop("gather_rows")(
+            pointers(parts),
+            ends,
+            ctypes.c_int64(end - begin),
+            pointer(flat[begin:end]),
+            ctypes.c_int64(dim * rows.itemsize),
+            pointer(flat_rows[begin:end]),
+        )
+
+    count = max(1, min(torch.get_num_threads(), len(flat) // _ROWS_OF_A_THREAD))
+    _run_in_threads(copy, pairwise(len(flat) * part // count for part in range(count + 1)))
     return rows
 
 
@@ -127,6 +134,15 @@ def standard_normal(values: Tensor, seed: int) -> None:
     seed_of_twister = ctypes.c_uint32(seed & 0xFFFFFFFF)  # Torch's generator drops the upper bits, too.
     loop("standard_normal", values)(seed_of_twister, ctypes.c_int64(values.numel()), pointer(values))
     torch.autograd.graph.increment_version(values)
+
+
+def _run_in_threads(work: Callable[[_B, _B], None], parts: Iterable[tuple[_B, _B]]) -> None:
+    """Call `work` with the begin and the end of each part: of the first one in this thread."""
+    first, *others = parts
+    futures = [_threads.submit(work, *other) for other in others]
+    work(*first)
+    for future in futures:
+        future.result()
 
 
 def _cuts(rows: Sequence[Tensor]) -> list[list[int]]:

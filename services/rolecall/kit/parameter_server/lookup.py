@@ -84,7 +84,8 @@ class _Expanded(torch.autograd.Function):
         ctx.wanted, ctx.sizes = wanted, list(map(len, parts))  # pyright: ignore[reportAttributeAccessIssue] - torch's way
         if library.is_native(*parts) and library.are_integers(wanted.positions):
             return row_loops.gather(parts, wanted.positions)
-        return F.embedding(wanted.positions.to(parts[0].device), torch.cat(parts))
+        vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return F.embedding(wanted.positions.to(vectors.device), vectors)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

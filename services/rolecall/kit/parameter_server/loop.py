@@ -103,8 +103,8 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
                 self.shards.require_sent()
             with timeline.span("data", "data"):
                 self.prepare_next()  # The servers compute, and this process would wait.
-            if self._protocol.orders_look_ups:
-                self.look_ahead(Update(self.position.step, self.rank))
+            if self._protocol.last_update is not None:
+                self.look_ahead(self._protocol.last_update)
             if not self._uses_stale_rows:
                 self.settle()
         return losses.detach().mean() if len(losses) else None

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, set_gradients, squared_norm
-from rolecall.kit.parameter_server.remote import ShardReference, Shards
+from rolecall.kit.parameter_server.remote import ShardReference, Shards, Update
 from rolecall.kit.parameter_server.shard import Shard
 
 
@@ -26,8 +26,9 @@ class UpdateProtocol(Protocol):
 
     needs_context = True
     """True if the backward pass needs a distributed autograd context."""
-    orders_look_ups = False
-    """True if servers can reply to look-ups after the update of a step, see `ShardReference.pull`."""
+    last_update: Update | None = None
+    """The last update whose gradients are sent to the servers, so that they can reply to look-ups after it (see
+    `ShardReference.pull`); None if they can't."""
 
     def begin(self, step: int, rate_factor: float) -> None:
         """Called before the forward pass of each step; does nothing by default."""
@@ -66,13 +67,13 @@ class ServerOptimizers(UpdateProtocol):
         self._rank = rank
         self._local = local
         self._max_norm = max_norm
-        self.orders_look_ups = max_norm is None
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> list[Future[None]]:
         """Updates the local weights while the servers update theirs."""
         if self._max_norm is None:
             applied = [*self._sent, *self._shards.apply(context_id, step, self._rank, rate_factor)]
+            self.last_update = Update(step, self._rank)
             self._set_gradients(context_id)
         else:
             gathered = [*self._sent, *self._shards.gather(context_id, step, self._rank)]

@@ -58,7 +58,11 @@ class ShardReference:
     def pull(self, rows: Tensor, offsets: Tensor | None = None, *, after: Update | None = None) -> Reply:
         """The vectors [n, dim] of local row numbers [n] of an `EmbeddingShard`; with offsets [b], the sums [b, dim] of
         bags. With a transfer data type, they are float32. The backward pass keeps the gradient here, for the next
-        update. With `after`, they are those after this update of the shard, for row numbers on the CPU."""
+        update. With `after`, they are those after this update of the shard.
+
+        Raises `ValueError` for row numbers on a GPU with `after`."""
+        if after is not None and rows.is_cuda:
+            raise ValueError("replies that wait for an update can't be on a GPU; request these rows after the update")
         inputs, method = ((rows,), "forward") if offsets is None else ((rows, offsets), "pool")
         if after is None:
             vectors = self.call(Shard.pull, method, inputs)
@@ -254,6 +258,7 @@ class ShardedEmbedding(nn.Module):
         return self.request(wanted).expand()
 
     def request(self, wanted: DistinctRows, *, after: Update | None = None) -> RequestedRows:
-        """Begin the look-up of ids that are prepared; of the rows after an update, for transfers on the CPU."""
+        """Begin the look-up of ids that are prepared. With `after`, the vectors are those after this update, and
+        transfers must be on the CPU."""
         device = self._transfer_device
         return request_rows(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(device), after=after))

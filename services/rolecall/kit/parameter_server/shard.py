@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -121,11 +122,21 @@ class Shard:
         """As `pull`, after the update of `step` with the gradients of `trainer`, which may arrive later than this call.
         The shard replies at once when they are applied."""
 
-        def pull(applied: Future[None]) -> Tensor:
-            applied.wait()  # Raises the error of the update.
-            return self.pull(method, inputs)
+        pulled: Future[Tensor] = Future()
 
-        return self._applying.after(step, trainer).then(pull)
+        def pull(applied: Future[None]) -> None:
+            try:
+                applied.wait()  # Raises the error of the update.
+                pulled.set_result(self.pull(method, inputs))
+            except Exception as error:  # noqa: BLE001 - the trainer gets it
+                pulled.set_exception(error)  # pyright: ignore[reportArgumentType] - torch's hint is that of results
+
+        def begin(applied: Future[None]) -> None:
+            # In another thread: the update completes the futures of all trainers in its own, one after the other.
+            _pulling.submit(pull, applied)
+
+        self._applying.after(step, trainer).add_done_callback(begin)
+        return pulled
 
     def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
@@ -247,3 +258,7 @@ def serve(context: WorkerContext[Any]) -> None:
     """
     if context.stop_requested():
         raise Stopped("stopped before the training started, as requested")
+
+
+_pulling = ThreadPoolExecutor(thread_name_prefix="pull")
+"""Its threads start when they are needed first, and never before a process forks."""

@@ -79,8 +79,9 @@ class Dataset:
             rows=len(share.rows),
             width=self.width,
             mean=self.params.pooling == "mean",
-            numeric=torch.from_numpy(np.ascontiguousarray(share.rows["numbers"])).to(self._dtype),
-            labels=torch.from_numpy(np.ascontiguousarray(share.rows["label"])).to(self._label_dtype),
+            # Copies, because the rows of a split can be those of the cache, which nobody may change.
+            numeric=torch.from_numpy(np.array(share.rows["numbers"], order="C")).to(self._dtype),
+            labels=torch.from_numpy(np.array(share.rows["label"], order="C")).to(self._label_dtype),
             global_rows=share.global_rows,
         )
 

@@ -88,23 +88,26 @@ class DenseLayers(nn.Module):
         return outputs.reshape(shape)
 
 
-class MLP(nn.Sequential):
-    """A multilayer perceptron from inputs [b, inputs], in two parts, to [b, outputs]."""
+class MLP(nn.Module):
+    """A multilayer perceptron from inputs [b, inputs], in two parts, to [b, outputs]. Its layers have the names of an
+    `nn.Sequential`."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], dropout: float, outputs: int = 1) -> None:
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
         for before, after in zip(widths, hidden, strict=False):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-        super().__init__(*layers, nn.Linear(widths[-1], outputs))
+        super().__init__()
+        for number, layer in enumerate((*layers, nn.Linear(widths[-1], outputs))):
+            self.add_module(str(number), layer)
 
-    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - of two parts
+    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
         """The outputs of the inputs `pooled` [b, p] followed by `numbers` [b, n].
 
         The first layer multiplies each part by its own columns. This takes no copy of the inputs and their gradients,
         and rows of all inputs would often not be aligned to the processor's vectors.
         """
-        first, *others = iter(self)
+        first, *others = self.children()
         assert isinstance(first, nn.Linear)
         split = pooled.shape[1]
         values = F.linear(pooled, first.weight[:, :split]) + F.linear(numbers, first.weight[:, split:], first.bias)
