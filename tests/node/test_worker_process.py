@@ -4,6 +4,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,7 +204,10 @@ def test_a_worker_that_was_killed_leaves_no_names_in_shared_memory(
         (tmp_path / name).touch()
     (tmp_path / shared_memory.block_name(worker.launch, 1)).mkdir()
     worker.finish(WorkerState.FAILED)
-    assert {one.name for one in tmp_path.iterdir() if one.is_file()} == others
+    deadline = time.monotonic() + 10
+    while {one.name for one in tmp_path.iterdir() if one.is_file()} != others:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_machine_without_shared_memory_ends_workers_as_usual(

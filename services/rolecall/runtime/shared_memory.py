@@ -12,7 +12,6 @@ its gang, by which the others know whether it sees theirs.
 
 import ctypes
 import logging
-import math
 import os
 import threading
 import weakref
@@ -30,27 +29,31 @@ from rolecall.runtime import context as runtime_context
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.plan import WorkerLaunch
-from rolecall.spec.shared_memory import MAX_BLOCKS, SHARED_MEMORY, block_name, presence_name
+from rolecall.spec.shared_memory import SHARED_MEMORY, block_name, presence_name
 
 _LOG = logging.getLogger(__name__)
 MIN_BYTES = 64 << 10
 """The size from which a tensor is shared; smaller ones are sent faster than their place."""
+MAX_BLOCKS = 1024
+"""The most blocks that a worker has at a time."""
 _HEADER = 64
 """Bytes before the tensor, which is aligned to them. The first one is not 0 while the receiver needs the tensor."""
 _FREE, _TAKEN = 0, 1
 _PAGE = 4096
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
 def shared(value: Any, receiver: str) -> Any:
-    """The same value for a message to the worker `receiver`, such as `trainer-0`, which must be unpickled once there.
+    """The same value for a message to the worker `receiver`, such as `trainer-0`, which must unpickle it exactly once.
 
     If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists and
-    dictionaries, in shared memory. They are its own, as all tensors in messages, except that it can't resize them, and
-    that processes which it forks must not use them. Other tensors are sent as usual: those that are small, on a GPU or
-    need gradients. So are all that would need new blocks while half of `/dev/shm` is in use.
+    dictionaries, in shared memory. They are its own, like all tensors in messages, except that it can't resize them,
+    and that processes which it forks must not use them. The sender must not end before they have arrived. Other tensors
+    are sent as usual: those that are small, on a GPU or need gradients. So are all that would need new blocks while
+    half of `/dev/shm` is in use.
     """
     outbox = _outbox()
-    return outbox.put(value, receiver) if outbox is not None and outbox.reaches(receiver) else value
+    return outbox.put(value, receiver, {}) if outbox is not None and outbox.reaches(receiver) else value
 
 
 @contextmanager
@@ -107,13 +110,14 @@ class _Block:
             raise
         finally:
             os.close(file)
+        self._state = _state_of(self._memory)
 
     @property
     def is_free(self) -> bool:
-        return bool(self._memory[0] == _FREE)
+        return self._state.value == _FREE
 
     def take(self) -> None:
-        self._memory[0] = _TAKEN
+        self._state.value = _TAKEN
 
     def write(self, tensor: Tensor, dropped: Sequence[str]) -> _Place:
         """Copy a tensor that is not larger than the block. Its strides remain, unless it has gaps."""
@@ -131,7 +135,10 @@ class _Outbox:
         self._ranks = {worker_name(one.role, one.role_rank): one.rank for one in context.launch.gang.workers}
         self._reached = dict[str, bool]()
         self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
+        self._dropped: defaultdict[str, list[str]] = defaultdict(list)
+        """The blocks of each receiver that are no longer used, until its next message says so."""
         self._count = 0
+        """The blocks so far, for their names."""
         self._lock = threading.Lock()
 
     def reaches(self, receiver: str) -> bool:
@@ -149,57 +156,59 @@ class _Outbox:
             return False
         return found.st_uid == os.geteuid()  # Nobody else could open the blocks.
 
-    def put(self, value: Any, receiver: str) -> Any:
+    def put(self, value: Any, receiver: str, known: dict[int, _Shared]) -> Any:
+        """`known` has what stands for the tensors of this message, by their ids, so that equal ones remain one."""
         kind = type(value)
         if kind is Tensor:
-            return self._put_tensor(value, receiver) if _can_be_shared(value) else value
+            if id(value) not in known and _can_be_shared(value):
+                return self._put_tensor(value, receiver, known)
+            return known.get(id(value), value)
         if kind is dict:
             items = cast(dict[Any, Any], value)
-            found = {key: self.put(one, receiver) for key, one in items.items()}
+            found = {key: self.put(one, receiver, known) for key, one in items.items()}
             return found if any(found[key] is not one for key, one in items.items()) else value
-        if kind is list or kind is tuple or hasattr(kind, "_make"):  # That of named tuples.
+        is_named = issubclass(kind, tuple) and hasattr(kind, "_make")
+        if kind is list or kind is tuple or is_named:
             parts = cast(Sequence[Any], value)
-            changed = [self.put(one, receiver) for one in parts]
+            changed = [self.put(one, receiver, known) for one in parts]
             if all(one is other for one, other in zip(changed, parts, strict=True)):
                 return value
-            return cast(Any, kind)._make(changed) if hasattr(kind, "_make") else kind(changed)
+            return cast(Any, kind)._make(changed) if is_named else kind(changed)
         return value
 
-    def _put_tensor(self, tensor: Tensor, receiver: str) -> "Tensor | _Shared":
+    def _put_tensor(self, tensor: Tensor, receiver: str, known: dict[int, _Shared]) -> Tensor | _Shared:
         with self._lock:
-            block, dropped = self._take(tensor.nbytes, receiver)
+            block = self._take(tensor.nbytes, receiver)
+            dropped = self._dropped.pop(receiver, []) if block else []
         if block is None:
             _log_full()
             return tensor
-        return _Shared(block.write(tensor, dropped))
+        return known.setdefault(id(tensor), _Shared(block.write(tensor, dropped)))
 
-    def _take(self, size: int, receiver: str) -> tuple[_Block | None, list[str]]:
-        """A free block for this receiver, not much larger than `size`, and the names of those that it replaces. The
-        block is None if there is no memory for a new one."""
+    def _take(self, size: int, receiver: str) -> _Block | None:
+        """A block for this receiver, not much larger than `size`: a free one, or else a new one if there is memory."""
         blocks = self._blocks[receiver]
         free = [one for one in blocks if one.is_free]
         block = min((one for one in free if size <= one.size <= 2 * size), key=lambda one: one.size, default=None)
-        dropped = list[str]()
         if block is None:
-            # Sizes have grown, or else there is no free block.
-            dropped = [one.name for one in free if one.size < size]
-            self._blocks[receiver] = blocks = [one for one in blocks if one.name not in dropped]
             block = self._new_block(size)
             if block is None:
-                return None, dropped
-            blocks.append(block)
+                return None
+            # Sizes of this kind of message have grown, or else there is no free block.
+            replaced = [one for one in free if size / 2 <= one.size < size]
+            self._blocks[receiver] = [*(one for one in blocks if one not in replaced), block]
+            self._dropped[receiver] += [one.name for one in replaced]
         block.take()
-        return block, dropped
+        return block
 
     def _new_block(self, size: int) -> _Block | None:
         step = max(_PAGE, 1 << (size.bit_length() - 4))  # Sizes vary from step to step.
         rounded = -(-size // step) * step
-        if self._count >= MAX_BLOCKS or not _has_memory(rounded):
+        if sum(map(len, self._blocks.values())) >= MAX_BLOCKS or not _has_memory(rounded):
             return None
-        name = block_name(self.context.launch, self._count)
         self._count += 1
         try:
-            return _Block(name, rounded)
+            return _Block(block_name(self.context.launch, self._count), rounded)
         except OSError:
             return None
 
@@ -229,6 +238,7 @@ def _can_be_shared(tensor: Tensor) -> bool:
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not tensor.is_nested
+        and (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype in _INTEGERS)
         and tensor.nbytes >= MIN_BYTES
     )
 
@@ -244,7 +254,7 @@ def _has_memory(size: int) -> bool:
 
 @cache
 def _log_full() -> None:
-    text = "half of %s is in use: further large messages in this machine go through sockets, which takes longer"
+    text = "half of %s is in use, and the rest is kept free: large messages go through sockets, which takes longer"
     _LOG.warning(text, SHARED_MEMORY, extra=about("shared_memory_full"))
 
 
@@ -259,8 +269,8 @@ def _received(place: _Place) -> Tensor:
     buffer = (ctypes.c_char * place.size).from_address(memory.data_ptr() + _HEADER)
     # The memory must outlive the buffer, and the buffer the tensor.
     weakref.finalize(buffer, _release, memory, os.getpid()).atexit = False
-    values = torch.frombuffer(buffer, dtype=place.dtype, count=math.prod(place.shape))
-    return values.as_strided(place.shape, place.strides)
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=place.dtype).set_(storage, 0, place.shape, place.strides)
 
 
 def _open(block: str, size: int) -> Tensor:
@@ -273,18 +283,26 @@ def _open(block: str, size: int) -> Tensor:
         found = os.fstat(file)
         if found.st_uid != os.geteuid() or found.st_size != _HEADER + size:
             raise PeerLost(f"another program has replaced the shared memory {block}")
-        memory = _mapped(file, _HEADER + size)
+        return _mapped(file, _HEADER + size)
     finally:
         os.close(file)
-    path.unlink()
-    return memory
+        path.unlink(missing_ok=True)
 
 
 def _mapped(file: int, size: int) -> Tensor:
-    """The memory of a file, as bytes; unlike `mmap`, it needs no file descriptor."""
-    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+    """The memory of a file, as bytes; unlike `mmap`, it needs no file descriptor. Raises `OSError`."""
+    try:
+        with torch.inference_mode(False):  # Other modes may write to it, too.
+            return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
+def _state_of(memory: Tensor) -> ctypes.c_ubyte:
+    """The first byte of a block. It has no reference to the memory, which must outlive it."""
+    return ctypes.c_ubyte.from_address(memory.data_ptr())
 
 
 def _release(memory: Tensor, receiver: int) -> None:
     if os.getpid() == receiver:  # And not a process that it forked, whose copies of tensors end, too.
-        memory[0] = _FREE
+        _state_of(memory).value = _FREE

@@ -55,6 +55,10 @@ def test_rows_are_gathered_from_several_parts(sizes: tuple[int, ...], dtype: tor
     assert torch.equal(found, whole[positions])
 
 
+def test_a_single_position_gives_a_single_row() -> None:
+    assert row_loops.gather([torch.ones(1, 2), torch.zeros(1, 2)], torch.tensor(1)).tolist() == [0, 0]
+
+
 def test_several_threads_gather_the_same_rows() -> None:
     parts = torch.randn(3000, 2), torch.randn(2000, 2)
     positions = torch.randint(5000, (3 * row_loops._ROWS_OF_A_THREAD + 1,))

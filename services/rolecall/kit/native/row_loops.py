@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -106,7 +106,7 @@ def gather(parts: Sequence[Tensor], positions: Tensor) -> Tensor:
     if lowest < 0 or highest >= total:
         raise IndexError(f"the positions {lowest} to {highest} are to be in parts with {total} rows")
     ends = (ctypes.c_int64 * len(parts))(*accumulate(map(len, parts)))
-    flat, flat_rows = positions.flatten(), rows.flatten(0, -2)
+    flat, flat_rows = positions.flatten(), rows.view(positions.numel(), dim)
 
     def copy(begin: int, end: int) -> None:
         loop("gather_rows")(
@@ -140,7 +140,10 @@ def _run_in_threads(work: Callable[[_B, _B], None], parts: Iterable[tuple[_B, _B
     """Call `work` with the begin and the end of each part: of the first one in this thread."""
     first, *others = parts
     futures = [_threads.submit(work, *other) for other in others]
-    work(*first)
+    try:
+        work(*first)
+    finally:
+        wait(futures)
     for future in futures:
         future.result()
 
@@ -156,4 +159,4 @@ def _cuts(rows: Sequence[Tensor]) -> list[list[int]]:
 
 
 _threads = ThreadPoolExecutor(thread_name_prefix="rows")
-"""Its threads start when they are needed first, and never before a process forks."""
+"""Its threads start when first needed, and never before a process forks."""

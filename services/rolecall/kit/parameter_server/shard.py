@@ -133,7 +133,10 @@ class Shard:
 
         def begin(applied: Future[None]) -> None:
             # In another thread: the update completes the futures of all trainers in its own, one after the other.
-            _pulling.submit(pull, applied)
+            try:
+                _pulling.submit(pull, applied)
+            except RuntimeError as error:  # The process ends.
+                pulled.set_exception(error)  # pyright: ignore[reportArgumentType] - as above
 
         self._applying.after(step, trainer).add_done_callback(begin)
         return pulled
@@ -261,4 +264,4 @@ def serve(context: WorkerContext[Any]) -> None:
 
 
 _pulling = ThreadPoolExecutor(thread_name_prefix="pull")
-"""Its threads start when they are needed first, and never before a process forks."""
+"""Its threads start when first needed, and never before a process forks."""
