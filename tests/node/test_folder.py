@@ -3,6 +3,7 @@
 
 import errno
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from tests.unprivileged import run_unprivileged
 
 from rolecall.node import folder as folder_module
 from rolecall.node import server
-from rolecall.node.folder import Folder
+from rolecall.node.folder import Folder, delete_work
+from rolecall.spec import shared_memory
 from rolecall.untrusted_files import delete_tree
 
 
@@ -46,6 +48,23 @@ def test_the_node_does_not_wait_until_a_workers_files_are_deleted(
     assert not deletion.awaited, "the node waited for a deletion"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     assert (folder.path / "log.txt").read_text() == "of the next worker\n"
+
+
+def test_a_node_that_starts_removes_what_earlier_workers_left_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, work = tmp_path / "shm", tmp_path / "work"
+    for path in (memory, work / "a/2/10/scratch", work / "a/2/11/scratch/x/b/1/0"):
+        path.mkdir(parents=True)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", memory)
+    left, others = ("rolecall-a-2-10-1", "rolecall-a-2-11-2"), ("rolecall-a-2-1-3", "rolecall-b-1-0-4", "nccl-1")
+    for name in (*left, *others):
+        (memory / name).touch()
+    delete_work(work)
+    deadline = time.monotonic() + 10
+    while {path.name for path in memory.iterdir()} != set(others):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_node_does_not_wait_at_its_start_until_the_files_of_earlier_workers_are_deleted(

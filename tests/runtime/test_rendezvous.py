@@ -26,6 +26,7 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import PeerLost, RendezvousTimeout, RolecallError, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
+from rolecall.spec.shared_memory import remove_files
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import PerNodeParams, RoleCount, Workload
 from rolecall.testing.gang import processes
@@ -153,9 +154,10 @@ def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Generat
     try:
         yield workers
     finally:
-        for process in workers.processes.values():
+        for rank, process in workers.processes.items():
             process.kill()
             process.join()
+            remove_files(plan.launch(rank))
 
 
 def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.daemon_thread import start_in_daemon_thread
 from rolecall.logs import about
+from rolecall.spec.shared_memory import remove_files_of
 from rolecall.untrusted_files import delete_tree, give_access, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +105,7 @@ class Folder:
                 os.fchmod(self._descriptor, 0o700)
         aside = self.path.parents[2] / f".deleted-{uuid.uuid4().hex}"
         if _move(self.path, aside):
-            _start_to_delete(aside)
+            _in_thread(_delete, aside)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:
@@ -125,7 +126,8 @@ class Folder:
 
 
 def delete_work(work: Path) -> None:
-    """Free the name of the folder of an earlier daemon's workers, who died with it, and delete their files in a thread.
+    """Free the name of the folder of an earlier daemon's workers, who died with it, and delete their files in a thread,
+    also those in shared memory.
 
     Continues deletions that the end of a daemon has interrupted.
     """
@@ -134,8 +136,15 @@ def delete_work(work: Path) -> None:
         delete_tree(left)  # A job without a sandbox can have put anything there.
     left.mkdir(exist_ok=True)
     give_access(work)
-    _move(work, left / uuid.uuid4().hex)
-    _start_to_delete(left)
+    moved = left / uuid.uuid4().hex
+    _move(work, moved)
+    _in_thread(_delete_left, left, moved)
+
+
+def _delete_left(left: Path, work: Path) -> None:
+    # Only here, where the names are those of the node: in a worker's folder, a job can choose any.
+    remove_files_of((path.parts[-3], path.parts[-2], path.parts[-1]) for path in work.glob("*/*/*"))
+    _delete(left)
 
 
 def _move(path: Path, aside: Path) -> bool:
@@ -150,13 +159,13 @@ def _move(path: Path, aside: Path) -> bool:
     return True
 
 
-def _start_to_delete(path: Path) -> None:
-    """Delete a folder in a thread: a job can leave a million files, and neither the node's start nor its heartbeats may
-    wait for them."""
+def _in_thread(delete: Callable[..., None], *paths: Path) -> None:
+    """Delete in a thread: a job can leave a million files, and neither the node's start nor its heartbeats may wait for
+    them."""
     try:
-        start_in_daemon_thread(_delete, path)
+        start_in_daemon_thread(delete, *paths)
     except RuntimeError:  # A job has used up the threads of the machine.
-        _delete(path)
+        delete(*paths)
 
 
 def _delete(path: Path) -> None:

@@ -182,7 +182,7 @@ class WorkerProcess:
         """Report the end. Send the worker's progress to the master before this call."""
         why = f": {failure.message}" if failure else ""
         _LOG.info("worker %s %s%s", self.key, state, why, extra=self._about("worker_ended"))
-        try:  # Neither reports nor heartbeats may wait for it.
+        try:  # In a thread, for which neither reports nor heartbeats wait.
             start_in_daemon_thread(remove_files, self.launch)
         except RuntimeError:  # A job has used up the threads of the machine.
             remove_files(self.launch)
