@@ -132,9 +132,9 @@ print(json.dumps({{
         read("{data}/blobs/other/1/model"), read("{data}/caches/other/rows"), read("{data}/cache/text/rows"),
         write("{data}/caches/other/x"), write("{data}/caches/x"), read("/etc/shadow"), read("/root/.profile"),
         outcome(lambda: os.symlink("/", "{data}/caches/third")), write("{tmp_path}/rows.csv"),
-        write("{tmp_path}/outside/x"), write("/usr/x"), write("/tmp/x-{own.parts[2]}"), read(f"/proc/{{os.getppid()}}/environ"),
-        read(f"/proc/{{os.getppid()}}/maps"), outcome(lambda: os.listdir("/tmp")),
-        outcome(lambda: os.kill(os.getppid(), 0))],
+        write("{tmp_path}/outside/x"), write("/usr/x"), write("/tmp/x-{own.parts[2]}"),
+        read(f"/proc/{{os.getppid()}}/environ"), read(f"/proc/{{os.getppid()}}/maps"),
+        outcome(lambda: os.listdir("/tmp")), outcome(lambda: os.kill(os.getppid(), 0))],
 }}))
 """
     said = run(request_of, code, ROLECALL_DATA_ROOTS=str(tmp_path))
