@@ -31,3 +31,12 @@ def start_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.
     future.set_running_or_notify_cancel()  # A running call can't be cancelled, only the wait for it.
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def call_aside(function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Start a function in a thread, as `start_in_daemon_thread`, whose end nobody waits for; call it here if no thread
+    can start, because a job has used up those of the machine."""
+    try:
+        start_in_daemon_thread(function, *args, **kwargs)
+    except RuntimeError:
+        function(*args, **kwargs)

@@ -110,6 +110,7 @@ def test_strides_remain_and_gaps_are_left_out() -> None:
     torch.testing.assert_close(received, columns, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, in processes with threads
 def test_a_process_that_the_receiver_forks_frees_no_block() -> None:
     received = sent(torch.full((BLOCK,), 1.0))
     child = os.fork()

@@ -11,11 +11,11 @@ import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rolecall.daemon_thread import start_in_daemon_thread
+from rolecall.daemon_thread import call_aside
 from rolecall.logs import about
 from rolecall.spec.shared_memory import remove_files_of
 from rolecall.untrusted_files import delete_tree, give_access, open_regular
@@ -105,7 +105,8 @@ class Folder:
                 os.fchmod(self._descriptor, 0o700)
         aside = self.path.parents[2] / f".deleted-{uuid.uuid4().hex}"
         if _move(self.path, aside):
-            _in_thread(_delete, aside)
+            # A job can leave a million files, for which neither the node's start nor its heartbeats may wait.
+            call_aside(_delete, aside)
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:
@@ -138,7 +139,7 @@ def delete_work(work: Path) -> None:
     give_access(work)
     moved = left / uuid.uuid4().hex
     _move(work, moved)
-    _in_thread(_delete_left, left, moved)
+    call_aside(_delete_left, left, moved)
 
 
 def _delete_left(left: Path, work: Path) -> None:
@@ -157,15 +158,6 @@ def _move(path: Path, aside: Path) -> bool:
         delete_tree(path)
         return False
     return True
-
-
-def _in_thread(delete: Callable[..., None], *paths: Path) -> None:
-    """Delete in a thread: a job can leave a million files, and neither the node's start nor its heartbeats may wait for
-    them."""
-    try:
-        start_in_daemon_thread(delete, *paths)
-    except RuntimeError:  # A job has used up the threads of the machine.
-        delete(*paths)
 
 
 def _delete(path: Path) -> None:

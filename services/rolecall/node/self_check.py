@@ -24,13 +24,13 @@ from rolecall.settings.private_paths import readable_secret_files
 from rolecall.settings.worker import read_worker
 from rolecall.spec.finding import Finding, Level, secret_files, version
 from rolecall.spec.node import NodeSpec, is_loopback
+from rolecall.spec.shared_memory import SHARED_MEMORY
 from rolecall.spec.wire import ClusterInfo
 
 CHECK_EVERY_S = 10.0
 _MACHINE_CHECK_S = 1.0
 """The maximum delay of the report of a failed worker by a check of the machine."""
 _LOG = logging.getLogger(__name__)
-_SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
 
 
 class ClockSample(NamedTuple):
@@ -104,7 +104,9 @@ class SelfCheck:
 
     def _check_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
-        shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
+        shared = findings.shm(
+            shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0, computes=spec.role.computes
+        )
         secrets = secret_files(readable_secret_files())
         own = [_check_disk(self._settings.home), shared, findings.memory(free, total), _check_sandbox(), secrets]
         count, workers = len(spec.machine.gpus), spec.machine.workers_per_gpu

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from rolecall.daemon_thread import start_in_daemon_thread
+from rolecall.daemon_thread import call_aside
 from rolecall.logs import about
 from rolecall.node.devices import oom_kills
 from rolecall.node.folder import Folder
@@ -182,10 +182,7 @@ class WorkerProcess:
         """Report the end. Send the worker's progress to the master before this call."""
         why = f": {failure.message}" if failure else ""
         _LOG.info("worker %s %s%s", self.key, state, why, extra=self._about("worker_ended"))
-        try:  # In a thread, for which neither reports nor heartbeats wait.
-            start_in_daemon_thread(remove_files, self.launch)
-        except RuntimeError:  # A job has used up the threads of the machine.
-            remove_files(self.launch)
+        call_aside(remove_files, self.launch)  # A job can have filled the folder.
         self._update_report(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
     def drop_texts(self, why: str) -> bool:

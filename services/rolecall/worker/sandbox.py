@@ -28,6 +28,7 @@ from rolecall.settings.private_paths import private_paths
 from rolecall.settings.worker import WorkerSettings, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
+from rolecall.spec.shared_memory import SHARED_MEMORY
 from rolecall.spec.workdir import Workdir
 
 Rule = tuple[Path, AccessRights]
@@ -43,7 +44,6 @@ _ETC = (
     "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan", "xdg",
 )  # fmt: skip
 _DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "urandom", "zero")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes, NCCL and workers exchange data there
 _NEVER = (Path("/run"),)
 _TOKENS = ("token", "stored_tokens")
 """The files of `huggingface-cli login` in `HF_HOME`."""
@@ -128,7 +128,7 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     roots = [root for root in roots if not any(root.is_relative_to(path) for path in private)]
     for path in dict.fromkeys((*_SOFTWARE, *libraries, *plugins, *roots)):
         yield from _except(path, (data, *_NEVER, *private, *tokens))
-    yield _SHARED_MEMORY, WRITE
+    yield SHARED_MEMORY, WRITE  # Loader processes, NCCL and workers exchange data there.
     # The worker writes only to files that were opened before (see `worker.outputs`).
     yield request.workdir, READ
     yield Workdir(request.workdir).scratch, SCRATCH
