@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
-from tests.security.test_docs_page import find_browser
+from tests.chromium import find_chromium
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -46,7 +46,7 @@ def main() -> None:
 def _take_all(client: httpx.Client, token: str) -> None:
     url = str(client.base_url).rstrip("/")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         page.goto(url)
         page.get_by_label("Token").fill(token)

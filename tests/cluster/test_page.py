@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser, visit
+from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
@@ -84,7 +84,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
     page.add_init_script(COUNT_DASHED_LINES)
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     curve = page.locator(".curves")
     expect(curve).to_have_attribute("data-points", re.compile("[0-9]"))
     before = int(curve.get_attribute("data-points") or 0)
@@ -157,12 +157,12 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert cluster.job(clone)["resources"]["trainer"] == {"gpus": 0, "threads": 1, "busy": False}
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
-    visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
+    page.goto(f"{cluster.url}/ui/compare?job={job}&job={clone}")
     # Both jobs have one name.
     expect(page.locator(".u-legend").first).to_contain_text(f"it's the original ({job})")
     check_accessibility(page)
 
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     log_note = page.locator(".log [role=status]")
     expect(log_note).to_contain_text("The job has ended: cancelled")
     page.get_by_role("button", name="Retry").click()
@@ -233,7 +233,7 @@ def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, clust
     def clone(train: list[str], notify: str | None = None) -> None:
         changed = document | {"params": params | {"data": params["data"] | {"train": train}}, "notify": notify}
         page.route(f"{cluster.url}/jobs/{job}", lambda route: route.fulfill(json=changed), times=1)
-        visit(page, f"{cluster.url}/ui/submit?clone={job}")
+        page.goto(f"{cluster.url}/ui/submit?clone={job}")
         expect(page.locator("#curl")).to_contain_text('"train"')
 
     clone(["s3://bucket/a.csv", "s3://***@bucket/a.csv", "https://host/a.csv?token=***"], "https://chat.example/***")
@@ -251,7 +251,7 @@ def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, clust
 
 
 def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster) -> None:
-    visit(page, f"{cluster.url}/ui/submit")
+    page.goto(f"{cluster.url}/ui/submit")
     data = page.locator("#params > div > .field").get_by_label(re.compile("^data"))
     expect(data.locator("option")).to_have_text(["choose", "data", "synthetic data"])
     data.select_option(index=1)
@@ -278,7 +278,7 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
 
 
 def test_a_valid_job_shows_no_error_of_an_earlier_check(page: Page, cluster: Cluster) -> None:
-    visit(page, f"{cluster.url}/ui/submit")
+    page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Start from").select_option("example:reinforce")
     optional = page.locator("#request > div > details").first.bounding_box()
     name = page.locator("#request .field").first.bounding_box()
@@ -302,7 +302,7 @@ def test_an_error_without_a_field_in_the_form_names_its_own(page: Page, cluster:
     ]
     problem = {"status": 422, "content_type": "application/problem+json", "body": json.dumps({"errors": errors})}
     page.route("**/jobs?dry_run=true", lambda route: route.fulfill(**problem))
-    visit(page, f"{cluster.url}/ui/submit")
+    page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Start from").select_option("example:reinforce")
     page.get_by_role("button", name="Check only").click()
     said = "workload: workloads must be installed\nworkload: it is missing"
@@ -312,7 +312,7 @@ def test_an_error_without_a_field_in_the_form_names_its_own(page: Page, cluster:
 def test_an_error_shows_at_its_item_after_items_before_it_were_removed_or_left_empty(
     page: Page, cluster: Cluster
 ) -> None:
-    visit(page, f"{cluster.url}/ui/submit")
+    page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Workload").select_option("embedding-ddp")
     page.locator("#params > div > details > summary").click()
     hidden = page.locator("#params fieldset").filter(has=page.locator("legend", has_text=re.compile("^hidden$")))
@@ -500,7 +500,7 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
     check_accessibility(page)
     log_in(page, cluster, token)
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator("h1 .state")).to_have_text("failed")
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_role("link", name="Submit", exact=True).click()
@@ -510,7 +510,7 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
 def check_phone_width(page: Page, url: str, *contents: str) -> None:
     """The page fits with these contents, some of which it loads later."""
     page.set_viewport_size({"width": 380, "height": 760})
-    visit(page, url)
+    page.goto(url)
     for content in contents:
         expect(page.locator(content).first).to_be_visible()
     width = page.evaluate("document.documentElement.scrollWidth")
@@ -529,23 +529,23 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     page.set_viewport_size({"width": 380, "height": 760})
     job = cluster.submit(WAITING)
     cluster.until(job, lambda document: document["waiting_for"])
-    visit(page, f"{cluster.url}/")
+    page.goto(f"{cluster.url}/")
     why = page.locator("section[aria-labelledby=queue] .why").first.bounding_box()
     assert why
     assert why["width"] > 150, why
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator("#job .info")).to_contain_text("trainer")
     assert [url for url in asked if url.endswith("/logs?tail=1000&follow=true")], asked
     assert not [url for url in asked if f"/jobs/{job}/picture" in url]
     lines = page.locator(".log .lines")
     assert lines.evaluate("one => getComputedStyle(one, '::before').content") == '"No lines."'
-    visit(page, f"{cluster.url}/ui/submit")
+    page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Workload").select_option("transformer-pipeline")
     expect(page.locator("#request").get_by_label("deadline (s)", exact=True)).to_be_attached()
     expect(page.locator("#params .help code").first).to_be_attached()
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     cluster.client.delete(f"/jobs/{job}?force=true").raise_for_status()
     expect(page.locator("#main .error")).to_contain_text(job)
     expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
@@ -559,7 +559,7 @@ def test_an_attempt_has_one_color_in_all_charts(page: Page, cluster: Cluster) ->
     second = [{"step": 2, "loss": 2}, {"step": 3, "loss": 1, "validation_auc": 0.5}]
     series = [worker | {"attempt": 1, "points": first}, worker | {"attempt": 2, "points": second}]
     page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc"])
     curves = page.locator(".u-legend .u-series").filter(has_text="attempt 2")
     expect(curves).to_have_count(2)
@@ -588,7 +588,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
         "CanvasRenderingContext2D.prototype.fillText = function (text, ...at)"
         "{ drawn.push(text); draw.call(this, text, ...at); }"
     )
-    visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+    page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
     expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc", "samples_per_s"])
     expect(page.locator(".u-legend").first).to_contain_text("first, attempt 2")
     expect(page.locator(".u-series").nth(1)).to_have_attribute("title", jobs[0])
@@ -620,7 +620,7 @@ def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_
     page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
     for path in (f"/ui/jobs/{job}", f"/ui/compare?job={job}"):
         series[0]["points"] = points[1:]
-        visit(page, f"{cluster.url}{path}")
+        page.goto(f"{cluster.url}{path}")
         expect(page.locator(".curves .empty")).to_be_visible()
         series[0]["points"] = points
         expect(page.locator(".curves [role=img]")).to_have_attribute(
@@ -652,7 +652,7 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
         "window.markers = 0; const arc = Path2D.prototype.arc;"
         "Path2D.prototype.arc = function (...at) { markers += 1; arc.apply(this, at); }"
     )
-    visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+    page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
     expect(page.locator(".charts canvas")).to_have_count(2)
     assert page.evaluate("markers") == 0, "only one curve has few points"
     page.evaluate("drawn.length = 0")
@@ -663,7 +663,7 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
     page.get_by_label("Value").select_option("gain")
     expect(page.locator(".charts h3")).to_have_text(["gain"])
     expect(page.locator(".charts canvas")).to_be_visible()
-    visit(page, f"{cluster.url}/ui/compare?job={jobs[1]}")
+    page.goto(f"{cluster.url}/ui/compare?job={jobs[1]}")
     page.wait_for_function("() => markers > 0")
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
@@ -671,7 +671,7 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
 
 def test_jobs_to_compare_must_be_chosen(page: Page, cluster: Cluster) -> None:
     job = cluster.submit(WAITING)
-    visit(page, f"{cluster.url}/ui/compare")
+    page.goto(f"{cluster.url}/ui/compare")
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#message")).to_have_text("Choose two or more jobs.")
     page.locator(f"[value={job}]").check()
@@ -689,7 +689,7 @@ def test_long_values_are_cut_but_not_clipped(page: Page, cluster: Cluster) -> No
     ]
     for width in (1280, 380):
         page.set_viewport_size({"width": width, "height": 800})
-        visit(page, f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
+        page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
         cell = page.locator(".differences td > div").first
         expect(cell).to_contain_text("…")
         assert cell.evaluate("one => one.clientHeight >= one.scrollHeight && one.clientWidth >= one.scrollWidth")
@@ -703,7 +703,7 @@ def test_the_page_says_why_curves_are_refused(page: Page, cluster: Cluster) -> N
     refusal = {"status": 422, "json": {"detail": "too <large>"}, "content_type": "application/problem+json"}
     answers: list[dict[str, Any]] = [refusal]
     page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(**answers[0]))
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     note = page.locator(".curves .empty")
     expect(note).to_have_text("The values can't be read: too <large>")
     answers[0] = {"json": {"series": [series]}}
@@ -732,7 +732,7 @@ def test_the_log_panel_keeps_a_bounded_number_of_characters(page: Page, cluster:
             route.abort()
 
     page.route(f"**/jobs/{job}/logs?*", answer)
-    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
     lines = page.locator(".log .lines")
     expect(lines).to_contain_text("099 x")
     shown = (lines.text_content() or "").splitlines()
@@ -753,10 +753,10 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     page.emulate_media(color_scheme="dark")
     for path in ("/", "/ui/submit", "/ui/compare"):
         check_phone_width(page, f"{cluster.url}{path}")
-    visit(page, f"{cluster.url}/")
+    page.goto(f"{cluster.url}/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
-    visit(page, f"{cluster.url}/docs")
+    page.goto(f"{cluster.url}/docs")
     expect(page.locator(".swagger-ui .info")).to_be_visible()
     background = "parseInt(getComputedStyle(document.querySelector('.swagger-ui')).backgroundColor.slice(4))"
     assert page.evaluate(background) < 64

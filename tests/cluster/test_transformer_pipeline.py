@@ -17,7 +17,7 @@ import pytest
 import torch
 from playwright.sync_api import expect
 from safetensors.torch import load as load_tensors
-from tests.cluster.browser import check_accessibility, logged_in, started_browser, visit
+from tests.cluster.browser import check_accessibility, logged_in, started_browser
 from tests.cluster.jobs import each_epoch, past_step, workers
 from tests.conftest import Cluster, running_cluster
 
@@ -90,7 +90,7 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
 def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
     """Measured and theory, in the colors of the reader's mode."""
     with started_browser() as browser, logged_in(browser, cluster) as page:
-        visit(page, f"{cluster.url}/ui/jobs/{job}")
+        page.goto(f"{cluster.url}/ui/jobs/{job}")
         picture = page.get_by_role("img", name=f"{job}, step")
         expect(picture).to_contain_text("stage-1")
         # The example has 2 ranks and 4 micro-batches.

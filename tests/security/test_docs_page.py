@@ -3,15 +3,12 @@
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.chromium import steady_chromium
 from tests.master.harness import TOKEN, bearer, make_settings, serving
-from tests.prerequisites import unavailable
-
-BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
 async def test_every_answer_has_the_policy(tmp_path: Path) -> None:
@@ -47,17 +44,9 @@ async def test_the_page_loads_what_the_master_serves_and_nothing_else(tmp_path: 
             assert served.headers["content-type"].split(";")[0] in {"text/javascript", "text/css"}
 
 
-def find_browser() -> str:
-    """The path of a Chromium; without one, the test is skipped, or fails in CI."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        unavailable("there is no Chromium: apt-get install chromium-headless-shell")
-    return browser
-
-
 @pytest.mark.slow
 async def test_a_browser_shows_the_operations_without_a_foreign_request(tmp_path: Path) -> None:
-    browser = find_browser()
+    browser = steady_chromium(tmp_path)
     options = [
         "--headless",
         "--no-sandbox",
