@@ -58,3 +58,8 @@ def spans(cluster: Cluster, job: str, worker: str) -> set[str]:
 def workers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The current attempt's workers by name, for example `trainer-0`."""
     return {f"{worker['role']}-{worker['role_rank']}": worker for worker in document["attempts"][-1]["workers"]}
+
+
+def has_shared_memory(job: str, worker: dict[str, Any]) -> bool:
+    """True if a running worker has tensors of a job's messages in shared memory."""
+    return f"/dev/shm/rolecall-{job}-" in Path(f"/proc/{worker['pid']}/maps").read_text()

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from benchmarks.queue import idle_share, latencies_ms, percentile
-from tests.cluster.jobs import long_job, past_step, short_job, workers
+from tests.cluster.jobs import has_shared_memory, long_job, past_step, short_job, workers
 from tests.conftest import Cluster, running_cluster
 from tests.cpu_time import is_within
 
@@ -166,11 +166,9 @@ def test_workers_of_different_nodes_of_a_machine_exchange_tensors_in_shared_memo
     job = cluster.submit({"workload": "embedding-ddp", "params": params})
     gang = workers(cluster.until(job, past_step(20)))
     assert len({one["node"] for one in gang.values()}) == len(gang)
-    blocks = {
-        name: f"/dev/shm/rolecall-{job}-1-" in Path(f"/proc/{one['pid']}/maps").read_text()
-        for name, one in gang.items()
+    assert {name: has_shared_memory(job, one) for name, one in gang.items()} == {
+        name: name != "master-0" for name in gang
     }
-    assert blocks == {name: name != "master-0" for name in gang}
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
     cluster.wait_for(job, "cancelled", 60)
     deadline = time.monotonic() + 10

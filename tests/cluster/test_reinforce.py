@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 from safetensors.torch import load as load_tensors
-from tests.cluster.jobs import past_step, spans, workers
+from tests.cluster.jobs import has_shared_memory, past_step, spans, workers
 from tests.conftest import Cluster, running_cluster
 from tests.cpu_time import is_within
 
@@ -125,6 +125,15 @@ def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:
     document = watched.wait_for(watched.submit(params), "succeeded")
     assert document["result"]["evaluation_return"] >= 475
     assert document["result"]["env_steps"] < document["params"]["env_steps"]
+
+
+def test_rollouts_arrive_in_shared_memory(watched: Cluster) -> None:
+    """The weights are too small for it."""
+    submitted = watched.submit(endless(environments=16, algorithm={"name": "ppo", "steps": 512, "epochs": 1}))
+    gang = workers(watched.until(submitted, past_step(5)))
+    assert {name for name, one in gang.items() if has_shared_memory(submitted, one)} == gang.keys()
+    watched.client.post(f"/jobs/{submitted}/cancel").raise_for_status()
+    watched.wait_for(submitted, "cancelled", 60)
 
 
 def test_the_tutorials_protocol_runs(watched: Cluster) -> None:

@@ -6,9 +6,10 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
+from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,6 +40,16 @@ SIZE = 3 * BLOCK - 100
 class Pair(NamedTuple):
     rows: torch.Tensor
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    pairs: list[Pair]
+    name: str
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.name))
 
 
 class Makes:
@@ -120,6 +131,18 @@ def test_a_process_that_the_receiver_forks_frees_no_block() -> None:
     os.waitpid(child, 0)
     other = sent(torch.full((BLOCK,), 2.0))
     assert (received.unique().tolist(), other.unique().tolist()) == ([1.0], [2.0])
+
+
+def test_tensors_are_found_in_dataclasses() -> None:
+    tensor = torch.randn(BLOCK)
+    reply = Reply([Pair(tensor, "a")], "b")
+    received = sent(reply)
+    assert is_shared(received.pairs[0].rows)
+    assert reply.pairs[0].rows is tensor
+    assert (type(received), received.name, received.size) == (Reply, "b", 1)
+    small = Reply([Pair(torch.ones(1), "a")], "b")
+    for value in (small, Reply, object.__new__(Reply)):
+        assert shared(value, "trainer-0") is value
 
 
 def test_tensors_are_found_in_tuples_lists_and_dictionaries() -> None:
@@ -265,6 +288,25 @@ def test_a_message_that_is_never_read_keeps_only_its_own_block() -> None:
     assert sent(torch.full((BLOCK,), 3.0)).data_ptr() == at
     assert len(names()) == 1
     assert pickle.loads(pickle.dumps(unread)).unique().tolist() == [1.0]
+
+
+def test_a_message_needs_not_wait_for_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        begun, allowed = Event(), Event()
+        allocate = os.posix_fallocate
+
+        def wait(*arguments: int) -> None:
+            begun.set()
+            assert allowed.wait(30)
+            allocate(*arguments)
+
+        sent(torch.zeros(BLOCK))
+        monkeypatch.setattr(os, "posix_fallocate", wait)
+        large = threads.submit(sent, torch.zeros(4 * BLOCK))
+        assert begun.wait(30)
+        assert is_shared(sent(torch.ones(BLOCK)))
+        allowed.set()
+        assert is_shared(large.result(30))
 
 
 def test_several_threads_get_different_blocks() -> None:

@@ -16,9 +16,12 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -46,11 +49,11 @@ _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 def shared(value: Any, receiver: str) -> Any:
     """The same value for a message to the worker `receiver`, such as `trainer-0`, which must unpickle it exactly once.
 
-    If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists and
-    dictionaries, in shared memory. They are its own, like all tensors in messages, except that it can't resize them,
-    and that processes which it forks must not use them. The sender must not end before they have arrived. Other tensors
-    are sent as usual: those that are small, on a GPU or need gradients. So are all that would need new blocks while
-    half of `/dev/shm` is in use.
+    If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists,
+    dictionaries and dataclasses, in shared memory. They are its own, like all tensors in messages, except that it can't
+    resize them, and that processes which it forks must not use them. The sender must not end before they have arrived.
+    Other tensors are sent as usual: those that are small, on a GPU or need gradients. So are all that would need new
+    blocks while half of `/dev/shm` is in use.
     """
     outbox = _outbox()
     return outbox.put(value, receiver, {}) if outbox is not None and outbox.reaches(receiver) else value
@@ -160,57 +163,63 @@ class _Outbox:
         """`known` has what stands for the tensors of this message, by their ids, so that equal ones remain one."""
         kind = type(value)
         if kind is Tensor:
-            if id(value) not in known and _can_be_shared(value):
-                return self._put_tensor(value, receiver, known)
-            return known.get(id(value), value)
+            return self._put_tensor(value, receiver, known)
+        make: Callable[[list[Any]], Any]
         if kind is dict:
             items = cast(dict[Any, Any], value)
-            found = {key: self.put(one, receiver, known) for key, one in items.items()}
-            return found if any(found[key] is not one for key, one in items.items()) else value
-        is_named = issubclass(kind, tuple) and hasattr(kind, "_make")
-        if kind is list or kind is tuple or is_named:
-            parts = cast(Sequence[Any], value)
-            changed = [self.put(one, receiver, known) for one in parts]
-            if all(one is other for one, other in zip(changed, parts, strict=True)):
-                return value
-            return cast(Any, kind)._make(changed) if is_named else kind(changed)
-        return value
+            parts, make = items.values(), lambda changed: dict(zip(items, changed, strict=True))
+        elif kind is list or kind is tuple:
+            parts, make = cast(Sequence[Any], value), kind
+        elif issubclass(kind, tuple) and hasattr(kind, "_make"):
+            parts, make = cast(Sequence[Any], value), cast(Any, kind)._make
+        elif is_dataclass(kind):
+            parts, make = _fields_of(value), partial(_with_fields, value)
+        else:
+            return value
+        changed = [self.put(one, receiver, known) for one in parts]
+        return value if all(map(is_, changed, parts)) else make(changed)
 
     def _put_tensor(self, tensor: Tensor, receiver: str, known: dict[int, _Shared]) -> Tensor | _Shared:
-        with self._lock:
-            block = self._take(tensor.nbytes, receiver)
-            dropped = self._dropped.pop(receiver, []) if block else []
+        if id(tensor) in known or not _can_be_shared(tensor):
+            return known.get(id(tensor), tensor)
+        block = self._take_free(tensor.nbytes, receiver) or self._take_new(tensor.nbytes, receiver)
         if block is None:
             _log_full()
             return tensor
+        with self._lock:
+            dropped = self._dropped.pop(receiver, [])
         return known.setdefault(id(tensor), _Shared(block.write(tensor, dropped)))
 
-    def _take(self, size: int, receiver: str) -> _Block | None:
-        """A block for this receiver, not much larger than `size`: a free one, or else a new one if there is memory."""
-        blocks = self._blocks[receiver]
-        free = [one for one in blocks if one.is_free]
-        block = min((one for one in free if size <= one.size <= 2 * size), key=lambda one: one.size, default=None)
-        if block is None:
-            block = self._new_block(size)
-            if block is None:
-                return None
-            # Sizes of this kind of message have grown, or else there is no free block.
-            replaced = [one for one in free if size / 2 <= one.size < size]
-            self._blocks[receiver] = [*(one for one in blocks if one not in replaced), block]
-            self._dropped[receiver] += [one.name for one in replaced]
-        block.take()
-        return block
+    def _take_free(self, size: int, receiver: str) -> _Block | None:
+        """A free block of this receiver, not much larger than `size`."""
+        with self._lock:
+            fitting = [one for one in self._blocks[receiver] if size <= one.size <= 2 * size and one.is_free]
+            block = min(fitting, key=lambda one: one.size, default=None)
+            if block is not None:
+                block.take()
+            return block
 
-    def _new_block(self, size: int) -> _Block | None:
+    def _take_new(self, size: int, receiver: str) -> _Block | None:
+        """A new block, if there is memory for it."""
         step = max(_PAGE, 1 << (size.bit_length() - 4))  # Sizes vary from step to step.
         rounded = -(-size // step) * step
-        if sum(map(len, self._blocks.values())) >= MAX_BLOCKS or not _has_memory(rounded):
-            return None
-        self._count += 1
+        with self._lock:
+            if sum(map(len, self._blocks.values())) >= MAX_BLOCKS or not _has_memory(rounded):
+                return None
+            self._count += 1
+            name = block_name(self.context.launch, self._count)
         try:
-            return _Block(block_name(self.context.launch, self._count), rounded)
+            block = _Block(name, rounded)  # Without the lock: other threads need not wait until its memory is cleared.
         except OSError:
             return None
+        block.take()
+        with self._lock:
+            # Sizes of this kind of message have grown, or else there is no free block.
+            blocks = self._blocks[receiver]
+            replaced = [one for one in blocks if size / 2 <= one.size < size and one.is_free]
+            self._blocks[receiver] = [*(one for one in blocks if one not in replaced), block]
+            self._dropped[receiver] += [one.name for one in replaced]
+        return block
 
 
 _lock = threading.Lock()
@@ -229,6 +238,20 @@ def _outbox() -> _Outbox | None:
         if _own is None or _own.context is not context:
             _own = _Outbox(context)
         return _own
+
+
+def _fields_of(value: Any) -> list[Any]:
+    """The fields of a dataclass; None for those that it doesn't have yet."""
+    return [getattr(value, one.name, None) for one in fields(value)]
+
+
+def _with_fields(value: Any, changed: list[Any]) -> Any:
+    """A copy of a dataclass, which may be frozen, with these fields. No code of its class runs."""
+    result = copy(value)
+    for one, part, other in zip(fields(value), _fields_of(value), changed, strict=True):
+        if other is not part:
+            object.__setattr__(result, one.name, other)
+    return result
 
 
 def _can_be_shared(tensor: Tensor) -> bool:

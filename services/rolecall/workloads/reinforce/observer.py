@@ -10,7 +10,7 @@ from rolecall.kit import Role, Stopped
 from rolecall.kit.declarations import ENV_STEPS
 from rolecall.kit.environments import creation, inference
 from rolecall.kit.environments.rollouts import ActFn, AgentOutputs, Collector, EnvOutputs
-from rolecall.kit.worker import WorkerContext, call, measurements, worker_name
+from rolecall.kit.worker import WorkerContext, call, measurements, shared, worker_name
 from rolecall.workloads.reinforce import remote
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, outputs_of, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
@@ -34,7 +34,7 @@ def run(context: WorkerContext[Params]) -> None:
     observer = _Observer(context)
     try:
         while True:
-            remote.mailbox.answer_one(observer.execute)
+            remote.mailbox.answer_one(lambda request: shared(observer.execute(request), AGENT))
     except ShutDown:
         if remote.job_stopped.is_set():
             raise Stopped("stopped with the agent, as requested") from None
