@@ -583,13 +583,13 @@ def test_a_long_event_continues_below_itself_on_a_terminal(monkeypatch: pytest.M
     monkeypatch.setattr(events, "out", Terminal(file=sent, highlight=False, soft_wrap=True, width=columns))
     at = datetime.now(UTC)
     message = "the checkpoint at step 411 is deleted: newer ones are kept (ROLECALL_KEEP_CHECKPOINTS=2)"
-    events.print_event(Event(id=1, at=at, attempt=None, kind="retention", message=message), "(and 1 before)")
+    events.print_event(Event(id=1, at=at, attempt=None, kind="retention", message=message))
     events.print_event(Event(id=2, at=at, attempt=1, kind="running", message="running"))
     lines = sent.getvalue().splitlines()
     assert lines[-1].endswith("running")
     lines = [line.rstrip() for line in lines]
     begin = lines[0].index("the checkpoint")
-    assert " ".join(line[begin:] for line in lines[:-1]) == f"{message} (and 1 before)"
+    assert " ".join(line[begin:] for line in lines[:-1]) == message
     assert {line[:begin].strip() for line in lines[1:-1]} == (set() if columns == _UNBOUNDED else {""})
     assert max(map(len, lines)) <= columns
     assert lines[-1].split()[2:] == ["attempt", "1", "running"], "the message repeats the kind"

@@ -141,6 +141,7 @@ def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, r
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     document = cluster.wait_for(job, "cancelled", 10)
     assert document["attempts"][0]["cause"] == "cancelled by admin"
+    assert {one["state"] for one in document["attempts"][0]["workers"]} == {"stopped"}, "also the parameter servers"
     assert cluster.client.post(f"/jobs/{job}/cancel").status_code == 409
     cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
 

@@ -569,6 +569,17 @@ def test_an_attempt_has_one_color_in_all_charts(page: Page, cluster: Cluster) ->
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_values_of_one_declaration_are_a_group_with_the_names_that_are_reported(page: Page, cluster: Cluster) -> None:
+    job = cluster.submit({"workload": "reinforce", "roles": {"observer": 64}, "params": {"environment": "CartPole-v1"}})
+    points = [{"step": 1, "loss": 3, "observer_2_return": 1, "observer_10_return": 2}]
+    series = [{"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}]
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": series}))
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
+    group = page.get_by_label("Value").locator("optgroup")
+    expect(group).to_have_attribute("label", "observer_2_return … observer_10_return")
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cluster: Cluster) -> None:
     """The axes are pixels, so the test reads the texts that the page draws."""
     sizes = {"first": 128, "": 256}

@@ -16,11 +16,12 @@ from rolecall.master.web.view import (
     main_value,
     mean_goodput,
     readable,
+    run_time_s,
     seat_labels,
 )
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, differences
-from rolecall.spec.job import JobDocument, Progress
+from rolecall.spec.job import AttemptDocument, JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -176,6 +177,19 @@ def test_the_goodput_of_the_cluster_is_weighted_by_the_slots_of_running_jobs() -
     assert mean_goodput([running(None, 1), running(0.5, 1, JobState.SUCCEEDED)]) is None
     jobs = [running(0.5, 2), running(0.9, 0), running(None, 9), running(1.0, 1, JobState.PAUSED)]
     assert mean_goodput(jobs) == pytest.approx((3 * 0.5 + 0.9) / 4)
+
+
+def test_a_job_runs_while_it_has_workers_and_not_while_it_waits_or_is_paused() -> None:
+    def attempt(number: int, from_s: float, to_s: float | None) -> AttemptDocument:
+        return AttemptDocument(
+            number=number, state=JobState.RUNNING, cause=None, stop=None, workers=[],
+            started_at=NOW + timedelta(seconds=from_s),
+            ended_at=None if to_s is None else NOW + timedelta(seconds=to_s),
+        )  # fmt: skip
+
+    assert run_time_s([], NOW) == 0
+    attempts = [attempt(1, 0, 10), attempt(2, 100, None)]
+    assert run_time_s(attempts, NOW + timedelta(seconds=105)) == 15
 
 
 def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -> None:

@@ -209,6 +209,15 @@ def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path
         assert [type(workers.receive(rank)) for rank in range(2)] == [Stopped, Stopped]
 
 
+def test_a_worker_whose_role_only_serves_calls_stops_with_its_gang(tmp_path: Path) -> None:
+    with gang(Plan((Role.PARAMETER_SERVER, Role.TRAINER, Role.TRAINER)), tmp_path) as workers:
+        workers.publish_port()
+        for rank, order in enumerate(("leave", "stop", "stop")):
+            workers.receive(rank)
+            workers.ends[rank].send(order)
+        assert [type(workers.receive(rank)) for rank in range(3)] == [Stopped] * 3
+
+
 def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.OBSERVER, Role.OBSERVER), seconds={"_JOIN_TIMEOUT_S": 2.0})
     with gang(plan, tmp_path, ranks=[0, 1]) as workers:

@@ -60,6 +60,14 @@ def test_the_time_until_the_end_is_reported_after_the_last_step(tmp_path: Path, 
     assert (end.kind, end.step, end.metrics, end.spent) == ("step", 5, {}, TimeSpent(steps=2.0, finish=1.0))
 
 
+def test_a_training_that_ends_early_has_no_further_steps(tmp_path: Path, report: Reporter) -> None:
+    for step in range(1, 6):
+        report(step, loss=0.5, steps=100)
+    report.finishing(5, "exporting the model")
+    steps = [line for line in lines(tmp_path / "progress") if line.kind == "step"]
+    assert [(line.step, line.steps) for line in steps] == [(5, 100), (5, 5)]
+
+
 def test_the_first_step_has_no_speed(tmp_path: Path) -> None:
     """Its duration isn't known: a speed of 0 would be the lowest point of every curve."""
     clock = ManualClock()

@@ -9,7 +9,7 @@ from rolecall.cli.options import FollowToEnd, JobId, Json, Token, Url, connect
 from rolecall.cli.output import STYLES, local_time, out, print_json, time_heading, width
 from rolecall.client import Job
 from rolecall.spec.api import Event
-from rolecall.spec.folding import in_order
+from rolecall.spec.event_order import in_order
 from rolecall.spec.visible import one_line
 
 _LEAST_MESSAGE_CHARS = 16
@@ -43,15 +43,14 @@ def print_heading() -> None:
         out.print(f"[bold]{time_heading('TIME', out):<19} {'ATTEMPT':<11} {'KIND':<11} MESSAGE[/]")
 
 
-def print_event(event: Event, note: str = "") -> None:
-    """The event on one line, with local time, its attempt and its kind, and then the message and the note.
+def print_event(event: Event) -> None:
+    """The event on one line, with local time, its attempt and its kind, and then the message.
 
     On a terminal, a long message continues below itself. A message that only repeats the kind is omitted.
     """
     attempt = f"attempt {event.attempt}" if event.attempt else ""
     time, style = local_time(event.at, out), STYLES.get(event.kind, "default")
-    message = "" if event.message == event.kind else one_line(event.message)
-    text = escape(" ".join(filter(None, (message, note))))
+    text = "" if event.message == event.kind else escape(one_line(event.message))
     kind = escape(f"{event.kind:<11}" if text else event.kind)
     facts = (f"[dim]{time}[/]", f"{attempt:<11}", f"[{style}]{kind}[/]")
     if not text or sum(map(width, facts)) + len(facts) + _LEAST_MESSAGE_CHARS > out.width or not out.is_bounded:

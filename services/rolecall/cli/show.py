@@ -26,7 +26,7 @@ from rolecall.cli.stored import print_checkpoints
 from rolecall.client import Client, UnknownName
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import leaves
-from rolecall.spec.folding import folded
+from rolecall.spec.event_order import in_order
 from rolecall.spec.job import JobDocument
 from rolecall.spec.json_schema import chosen_params
 from rolecall.spec.metric import INDEX, index_in
@@ -61,11 +61,10 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
     if checkpoints:
         out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
         print_checkpoints(checkpoints[:_CHECKPOINTS], now)
-    lines = folded(events)
-    out.print(f"\n[bold]events[/]{_count(len(lines), _EVENTS, 'rolecall events', job)}")
+    out.print(f"\n[bold]events[/]{_count(len(events), _EVENTS, 'rolecall events', job)}")
     print_heading()
-    for event, others in lines[:_EVENTS][::-1]:
-        print_event(event, f"(and {others} like it before)" if others else "")
+    for event in in_order(events)[-_EVENTS:]:
+        print_event(event)
 
 
 def _workload(client: Client, job: JobDocument) -> WorkloadDocument | None:

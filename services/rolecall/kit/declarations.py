@@ -23,7 +23,13 @@ RESULT = (
         "Samples per second in the last steps. In the result: over the last attempt, including evaluations and "
         "checkpoints.",
     ),
-    Metric("wall_s", "Duration of the last attempt's training.", "seconds", "lower"),
+    Metric(
+        "wall_s",
+        "Duration of the last attempt's training, including evaluations and checkpoints. Earlier attempts, pauses and "
+        "the export don't count.",
+        "seconds",
+        "lower",
+    ),
 )
 TRAINING = (
     LOSS,

@@ -45,6 +45,8 @@ _MIN_RPC_THREADS = 16
 _CHANNELS = ["basic", "mpt_uv"]
 _LEAVE_TIMEOUT_S = 20.0
 _POLL_S = 0.01
+_STOPPED = "stopped"
+"""The key in the gang's store that a worker sets when it stops on request."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,8 +70,8 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
     """Join the store, the RPC group and the process group of the workload, and leave them at the end of the body.
 
     The shutdown is ordered if the body succeeds or raises `Stopped`. Other errors skip it, because it would wait
-    indefinitely for a dead peer. Raises `RendezvousTimeout` if a worker does not arrive within two minutes, and
-    `UnreachablePeer` if nodes can't reach each other.
+    indefinitely for a dead peer. Raises `RendezvousTimeout` if a worker does not arrive within two minutes,
+    `UnreachablePeer` if nodes can't reach each other, and `Stopped` if the body succeeds in a gang that stops.
     """
     entrance = _enter(launch, workload, workdir, report)
     _export_environment(launch, entrance.port)
@@ -87,9 +89,11 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
         try:
             yield
         except Stopped:
+            store.set(_STOPPED, "")
             _leave_gang(launch, workload, store)
             raise
-        _leave_gang(launch, workload, store)
+        if _leave_gang(launch, workload, store):
+            raise Stopped("stopped with its gang, as requested")
 
 
 def _enter(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> gang_store.Entrance:
@@ -250,24 +254,27 @@ def _export_environment(launch: WorkerLaunch, port: int) -> None:
     )
 
 
-def _leave_gang(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
+def _leave_gang(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> bool:
     """Leave after all workers are done, because their last calls would fail otherwise. Rank 0 with the store is last.
 
     A gang with expendable workers can't wait for all of them: its essential workers first release the others, and then
-    return from their roles.
+    return from their roles. Returns whether another worker has stopped on request, which a parameter server, whose role
+    only serves calls, learns only here.
     """
     if workload.rpc:
         rpc.shutdown(graceful=not workload.expendable, timeout=0)
     if dist.is_initialized():
         dist.destroy_process_group()
     if launch.worker.role in workload.expendable:
-        return
+        return False
+    stopped = store.check([_STOPPED])
     if launch.worker.rank != 0:
         store.set(f"left/{launch.worker.rank}", "1")
-        return
+        return stopped
     others = [worker for worker in launch.gang.workers if worker.rank != 0 and worker.role not in workload.expendable]
     try:
         store.wait([f"left/{worker.rank}" for worker in others], timedelta(seconds=_LEAVE_TIMEOUT_S))
     except dist.DistStoreError:
         text = "not all workers of the gang reported within %.0f s that they left"
         _LOG.warning(text, _LEAVE_TIMEOUT_S, extra=about("leave_timeout"))
+    return stopped

@@ -111,7 +111,8 @@ class Reporter:
         """Report that `step` was the last one, and the work that follows, such as `exporting the model`."""
         self._write_step()
         if self._first_step_reported:
-            self._write(kind="step", step=step, seconds_left=0.0)  # Training may end before the last planned step.
+            # Training may end before the last planned step, and then it has no more steps than these.
+            self._write(kind="step", step=step, steps=step, seconds_left=0.0)
         self.event(f"training ended at step {step}; {work}")
 
     def finished(self, step: int, spent: TimeSpent) -> None:

@@ -257,7 +257,8 @@ def _row_gradients(received: Sequence[Contribution]) -> list[RowGradient]:
 def serve(context: WorkerContext[Any]) -> None:
     """Returns at once, because RPC threads create the shards and serve calls; raises `Stopped` after a stop request.
 
-    Leaving the gang waits for all other workers, so the process serves until they are done.
+    Leaving the gang waits for all other workers, so the process serves until they are done. If they stop on request,
+    leaving raises `Stopped`.
     """
     if context.stop_requested():
         raise Stopped("stopped before the training started, as requested")

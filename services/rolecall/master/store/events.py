@@ -11,8 +11,9 @@ from rolecall.spec.api import RETENTION, WORKER
 
 MAX_EVENTS = 1000
 """The maximum number of events of a job from the master, and of those from its workers."""
-MAX_DELETIONS = 20
-"""The number of events about deleted old checkpoints that a job keeps, besides the others: the newest."""
+MAX_DELETIONS = 1
+"""The number of events about deleted old checkpoints that a job keeps, besides the others: the newest. With one for
+each checkpoint, a long job would have little else in its list."""
 _TRIM_EVERY = 64
 """The excess of events from the master that is kept for a while, so that not every new one costs a deletion."""
 

@@ -26,6 +26,7 @@ from rolecall.master.web.view import (
     main_value,
     mean_goodput,
     readable,
+    run_time_s,
     seat_labels,
     without,
 )
@@ -40,7 +41,7 @@ from rolecall.spec.api import (
     WorkloadList,
 )
 from rolecall.spec.comparison import OTHER_WORKLOADS, Row, differences, have_one_workload
-from rolecall.spec.folding import folded
+from rolecall.spec.event_order import in_order
 from rolecall.spec.job import JobDocument, JobOverview
 from rolecall.spec.state import JobState
 
@@ -255,9 +256,10 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         losses=MEANINGS,
         declared=partial(declaration, metrics),
         by_node=by_node,
+        run_time_s=run_time_s,
         figures=figures,
         without=without,
-        events=folded((await api.get(EventList, "jobs", job, "events")).events),
+        events=in_order((await api.get(EventList, "jobs", job, "events")).events)[::-1],
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,
     )

@@ -5,11 +5,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, NamedTuple, TypedDict
 
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.comparison import Row, excerpts
-from rolecall.spec.job import JobOverview, Progress, WorkerDocument
+from rolecall.spec.job import AttemptDocument, JobOverview, Progress, WorkerDocument
 from rolecall.spec.metric import INDEX, Declared, by_importance, index_in, scores
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.numbers import number
@@ -79,6 +80,11 @@ def main_value(progress: Progress, declared: Iterable[Declared]) -> MainValue | 
     for score in scores(declared, progress.metrics):
         return MainValue(score.name, progress.metrics[score.name], score.direction)
     return None if progress.loss is None else MainValue("loss", progress.loss, None)
+
+
+def run_time_s(attempts: Iterable[AttemptDocument], now: datetime) -> float:
+    """The seconds in which a job had workers: the sum of its attempts, without its time in the queue and its pauses."""
+    return sum(max(0.0, ((one.ended_at or now) - one.started_at).total_seconds()) for one in attempts)
 
 
 def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]]:

@@ -85,13 +85,13 @@ function isNamed({ name }, reported) {
 function optionsOf(names, declared) {
   const groups = new Map();
   for (const name of names) {
-    const title = declared.find((one) => isNamed(one, name))?.name ?? name;
-    groups.set(title, [...(groups.get(title) || []), new Option(name, name)]);
+    const family = declared.find((one) => isNamed(one, name))?.name ?? name;
+    groups.set(family, [...(groups.get(family) || []), new Option(name, name)]);
   }
-  return [...groups].flatMap(([title, options]) => {
+  return [...groups.values()].flatMap((options) => {
     if (options.length === 1) return options;
     const group = document.createElement("optgroup");
-    group.label = title;
+    group.label = `${options[0].value} … ${options.at(-1).value}`;
     group.append(...options);
     return [group];
   });

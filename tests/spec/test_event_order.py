@@ -3,15 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from rolecall.spec.api import Event
-from rolecall.spec.folding import folded
+from rolecall.spec.event_order import in_order
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def test_consecutive_events_about_deleted_checkpoints_are_one_line() -> None:
-    kinds = ["running", "retention", "retention", "retention", "checkpoint", "checkpoint", "retention"]
-    events = [Event(id=9 - place, at=NOW, attempt=1, kind=kind, message="m") for place, kind in enumerate(kinds)]
-    assert [(event.id, others) for event, others in folded(events)] == [(9, 0), (8, 2), (5, 0), (4, 0), (3, 0)]
 
 
 def test_an_event_that_arrived_late_is_at_its_time() -> None:
@@ -20,7 +14,7 @@ def test_an_event_that_arrived_late_is_at_its_time() -> None:
         Event(id=id, at=NOW + timedelta(seconds=s), attempt=1, kind="worker" if id == 3 else "k", message="m")
         for id, s in times.items()
     ]
-    assert [event.id for event, _ in folded(events)] == [4, 2, 3, 1]
+    assert [event.id for event in in_order(events)] == [1, 3, 2, 4]
 
 
 def test_no_worker_reports_after_what_the_master_recorded_later() -> None:
@@ -29,4 +23,4 @@ def test_no_worker_reports_after_what_the_master_recorded_later() -> None:
         Event(id=id, at=NOW + timedelta(days=900 * (kind == "worker"), seconds=id), attempt=1, kind=kind, message="m")
         for id, kind in kinds.items()
     ]
-    assert [event.id for event, _ in folded(events)] == [4, 3, 2, 1]
+    assert [event.id for event in in_order(events)] == [1, 2, 3, 4]

@@ -2,9 +2,8 @@
 
 from collections.abc import Collection
 from datetime import datetime
-from itertools import groupby
 
-from rolecall.spec.api import RETENTION, WORKER, Event
+from rolecall.spec.api import WORKER, Event
 
 
 def in_order(events: Collection[Event]) -> list[Event]:
@@ -20,12 +19,3 @@ def in_order(events: Collection[Event]) -> list[Event]:
         if event.kind != WORKER:
             latest = times[event.id]
     return sorted(events, key=lambda event: (times[event.id], event.id))
-
-
-def folded(events: Collection[Event]) -> list[tuple[Event, int]]:
-    """The events, newest first, each with the number of those that follow it and aren't shown.
-
-    Of consecutive events about deleted old checkpoints, only the first is shown.
-    """
-    runs = groupby(in_order(events)[::-1], key=lambda event: event.kind if event.kind == RETENTION else event.id)
-    return [(run[0], len(run) - 1) for run in (list(found) for _, found in runs)]
