@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.conftest import ROLECALL
 from tests.cpu_time import is_within
-from tests.master.harness import on_master, running
+from tests.master.harness import failure, on_master, running
 
 from rolecall.cli import events, follow, logs, metrics, output, tokens
 from rolecall.cli.audit import audit_table
@@ -109,6 +109,21 @@ async def test_a_terminal_shows_records_in_json_as_text(tmp_path: Path, monkeypa
             "    Traceback:",
         ]
         assert json.loads((await run_at(master, "logs", job, "--json")).out.removesuffix("\x1b[0m")) == raw
+
+
+async def test_logs_of_the_newest_attempt_name_the_earlier_one(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as master:
+        node, job, worker = await running(master)
+        await node.ship(worker, "log", b"first\n")
+        assert (await run_at(master, "logs", job)).err == ""
+        await node.say(worker, WorkerState.FAILED, failure=failure())
+        await master.until(job, "placed", also=lambda one: one["attempt"] == 2)
+        note = "attempt 2 of 2; --attempt 1 shows the earlier one\n"
+        assert (await run_at(master, "logs", job)).err == f"the workers have written nothing\n{note}"
+        assert (await run_at(master, "logs", job, "--grep", "first")).err == f"no line matches\n{note}"
+        assert (await run_at(master, "logs", job, "--json")).err == note
+        earlier = await run_at(master, "logs", job, "--attempt", "1")
+        assert (earlier.out, earlier.err) == ("[trainer-0] first\n", "")
 
 
 def test_a_line_of_many_chunks_is_read_in_linear_time() -> None:

@@ -22,7 +22,7 @@ from tests.master.harness import (
     turns_of_loop,
 )
 
-from rolecall.master.api import keep_alive, log_follower
+from rolecall.master.api import keep_alive, log_follower, logs
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
@@ -53,6 +53,7 @@ async def test_workers_that_a_job_does_not_have_are_an_error_that_names_its_own(
     for query, detail in (
         ("rank=99", own % "worker with rank 99"),
         ("role=observer", own % "observer"),
+        ("role=trainers", own % "trainers"),
         ("role=trainer&rank=0&follow=true", own % "trainer with rank 0"),
     ):
         refused = await client.user("GET", f"/jobs/{job}/logs?{query}")
@@ -61,6 +62,20 @@ async def test_workers_that_a_job_does_not_have_are_an_error_that_names_its_own(
     assert (refused.status_code, refused.json()["detail"]) == (404, f"job {queued} has no observer; it has: trainer")
     for query in ("role=trainer", "rank=99"):
         assert (await client.user("GET", f"/jobs/{queued}/logs?{query}")).text == "", "its ranks are not known yet"
+
+
+async def test_a_carriage_return_ends_a_line_of_a_single_worker_too(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_LARGE_BLOCK", 8)
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b" 5%|#\r 10%|\r\nabcdef\r\nghijklm\r\r\nx\r")
+    shown = (await client.user("GET", f"/jobs/{job}/logs?rank=0")).text
+    assert "\r" not in shown
+    assert shown.split("\n") == [
+        *(f"[trainer-0] {text}" for text in (" 5%|#", " 10%|", "abcdef", "ghijklm", "", "x")),
+        "",
+    ]
 
 
 @pytest.mark.slow

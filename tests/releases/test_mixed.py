@@ -60,11 +60,10 @@ def recorded(name: str) -> dict[str, Any]:
 STORED = json.loads((RECORDED / "params.json").read_text())
 """Complete parameters as release 0.1.0 validated and stored them."""
 REFUSED = {
-    "reinforce, tutorial, wait_for": "protocol: tutorial requires wait_for: 1",
-    "reinforce, tutorial, normalized rewards": "protocol: tutorial requires normalize_rewards: false",
-    "reinforce, tutorial, own vectorization": "protocol: tutorial requires environment.vectorization: loop",
-    "reinforce, tutorial, coefficients": "protocol: tutorial has neither baseline nor entropy bonus; omit "
-    "algorithm.value_coefficient",
+    "reinforce, tutorial, wait_for": "wait_for must be 1 with protocol: tutorial",
+    "reinforce, tutorial, normalized rewards": "normalize_rewards must be false with protocol: tutorial",
+    "reinforce, tutorial, own vectorization": 'environment.vectorization must be "loop" with protocol: tutorial',
+    "reinforce, tutorial, coefficients": "algorithm.value_coefficient does not fit protocol: tutorial",
 }
 """The requests that this release no longer runs, with the reasons."""
 

@@ -20,7 +20,10 @@ from rolecall.spec.visible import visible_log
 _PLAIN = "\x1b[0m"
 _PREFIX = re.compile(r"\[[a-z-]+-\d+\] ")
 """The worker that a line of a log begins with."""
-OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
+OfRole = Annotated[
+    str | None,
+    typer.Option("--role", help="Only workers of this role.", autocompletion=lambda: [one.value for one in Role]),
+]
 OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker with this rank.")]
 OfAttempt = Annotated[
     int | None, typer.Option("--attempt", min=1, help="Number of the attempt; by default the newest.")
@@ -61,7 +64,8 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     string per line.
 
     A terminal shows records in JSON (ROLECALL_LOG_FORMAT) as text. A file, a pipe and --json get them as they are, each
-    after its worker unless --no-prefix is given. --since uses the times of log records. Lines without a time, which a
+    after its worker unless --no-prefix is given. A carriage return ends a line. If the job has several attempts, a line
+    on stderr says so. --since uses the times of log records. Lines without a time, which a
     job prints, are shown unless an older record of the same worker follows. --tail counts only the lines that --since
     and --grep select.
     """
@@ -73,17 +77,28 @@ def logs(  # noqa: PLR0917 - the command line is the signature
             if follow:
                 _print_lines(log_lines(client, job, query), prefix=not no_prefix, as_json=json)
                 return
+            newest = client.job(job).attempt if attempt is None else 0
+            if newest > 1:
+                query["attempt"] = newest  # Another attempt can begin meanwhile.
             chunks = client.log(job, query)
             if json:
-                print_json([_written(line, prefix=not no_prefix) for line in _lines(chunks)])
-                return
-            if no_prefix or sys.stdout.isatty():
+                lines = [_written(line, prefix=not no_prefix) for line in _lines(chunks)]
+                print_json(lines)
+                found = bool(lines)
+            elif no_prefix or sys.stdout.isatty():
                 found = _print_lines(_lines(chunks), prefix=not no_prefix, flush=False)
             else:
                 found = _print_chunks(chunks)
-            if not found and tail != 0:
+            if not found and tail != 0 and not json:
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
+            if newest > 1:
+                earlier = (
+                    "--attempt 1 shows the earlier one"
+                    if newest == 2
+                    else f"--attempt {newest - 1} shows the one before"
+                )
+                err.print(f"attempt {newest} of {newest}; {earlier}")
         finally:
             if sys.stdout.isatty():  # An interrupted line may have left a color.
                 print(_PLAIN, end="", flush=True)

@@ -22,7 +22,7 @@ from rolecall.spec.numbers import counted
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.spec.workload import Params, PerNodeParams, RoleCount, Workload
+from rolecall.spec.workload import Params, PerNodeParams, RoleCount, Workload, refuse
 
 __all__ = [
     "EVALUATED",
@@ -42,4 +42,5 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "counted",
+    "refuse",
 ]

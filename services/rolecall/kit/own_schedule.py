@@ -31,8 +31,10 @@ class OwnSchedule(workload.Params):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:
-        if (self.csv is None) == (self.rows is None):
-            raise ValueError("schedule needs either csv (a file) or rows (its lines)")
+        if self.csv is None and self.rows is None:
+            raise ValueError("csv is missing; set either csv (a file) or rows (its lines)")
+        if self.csv is not None and self.rows is not None:
+            raise ValueError("csv and rows are both given; set either csv (a file) or rows (its lines)")
         if self.rows is not None:
             try:
                 if info.mode == "json" and (count := count_tasks(self.rows)) > MAX_ROW_TASKS:
@@ -42,7 +44,7 @@ class OwnSchedule(workload.Params):
                     )
                 self.load()
             except InputError as error:
-                raise ValueError(str(error)) from error
+                raise ValueError(f"rows: {error}") from error
         return self
 
     @cached_property

@@ -32,6 +32,7 @@ _MESSAGE_CHARS = 2000
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
 _NAMED = re.compile(r"[a-z]\w*(?:\.[a-z]\w*)*")
+_WORD = re.compile(r"\w+")
 _UNKNOWN: Any = object()
 """For a value that the caller does not have."""
 _OF_JOB = "; the workload's parameters belong in 'params'"
@@ -133,10 +134,20 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     if is_missing:
         return field_error(".".join(path) or "body", "it is missing", None, legal(schema, place.schema))
     if _is_of_fields(error):
-        message = worded(error, schema, place.schema)
-        inner = _first_named(message, schema, place.schema)
-        return field_error(".".join((*path, *inner)) or "body", message, _value_at(error["input"], inner), "")
+        return _explain_rule(error, schema, place, path)
     return _explain_value(error, schema, place.schema, ".".join(path) or "body")
+
+
+def _explain_rule(error: Mapping[str, Any], root: Schema, place: ErrorPlace, path: tuple[str, ...]) -> FieldError:
+    """The error of a rule about several fields of an object, with only the fields that are wrong."""
+    message = worded(error, root, place.schema)
+    # The input of an error can be empty, and what the user has sent can be the short form of an object.
+    is_object = isinstance(place.given, Mapping)
+    given: Mapping[str, Any] = place.given if is_object else error["input"]
+    if inner := _first_named(message, root, place.schema):
+        return field_error(".".join((*path, *inner)), message, _value_at(given, inner), "")
+    named = {name: given[name] for name in _WORD.findall(message) if name in given}
+    return field_error(".".join(path) or "body", message, named or None, "")
 
 
 def _explain_value(

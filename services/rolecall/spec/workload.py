@@ -1,10 +1,11 @@
 """The declaration of a workload, which is all of it that the master uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails
 
 from rolecall.spec.metric import Metric, places
 from rolecall.spec.role import Role
@@ -19,6 +20,16 @@ class Params(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raises all problems of an object at once, if there are any. For validators of parameters.
+
+    Like the message of a `ValueError`, each is shown at the parameter with whose name it begins.
+    """
+    if found := [ValueError(problem) for problem in problems]:
+        errors = [InitErrorDetails(type="value_error", ctx={"error": error}, input={}) for error in found]
+        raise ValidationError.from_exception_data("parameters", errors)
 
 
 P = TypeVar("P", bound=Params)

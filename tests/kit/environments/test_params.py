@@ -18,9 +18,12 @@ def test_a_wrapper_is_a_name_or_an_object() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"id": "gym:os:system-v0"}, "no id in the registry of the old Gym; use an id such as gym:CartPole-v1"),
-        ({"id": "gym:"}, "no id in the registry of the old Gym"),
-        ({"id": "gym:CartPole-v1", "vectorization": "own"}, "no vector implementation; use vectorization: loop"),
+        ({"id": "gym:os:system-v0"}, "not in the form of the old Gym's registry; use an id such as gym:CartPole-v1"),
+        ({"id": "gym:"}, "not in the form of the old Gym's registry"),
+        (
+            {"id": "gym:CartPole-v1", "vectorization": "own"},
+            "own does not exist for environments of the old Gym; use vectorization: loop",
+        ),
     ],
 )
 def test_ids_of_the_old_gym(given: dict[str, str], expected: str) -> None:

@@ -29,8 +29,8 @@ def test_synthetic_images_have_no_files() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"synthetic": None}, "exactly one of train .* and synthetic"),
-        ({"train": "folder"}, "exactly one of train .* and synthetic"),
+        ({"synthetic": None}, "train is missing; set either train .* or synthetic"),
+        ({"train": "folder"}, "train and synthetic are both given"),
         ({"test": "folder"}, "set synthetic.test"),
         ({"validation": "folder"}, "must be a share"),
         ({"classes": ["x", "y"]}, "set synthetic.classes"),

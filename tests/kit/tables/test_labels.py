@@ -135,7 +135,7 @@ def test_a_missing_label_of_a_parquet_file_is_a_bad_row(
         ({"classes": ["a", "b", "a"]}, "classes lists a more than once"),
         ({"classes": [True, False, "true"]}, "classes lists true more than once"),
         ({"classes": ["1", 2, 1.0]}, "classes lists 1 more than once"),
-        ({"classes": ["EU", "NA"]}, "data.missing contains NA, so no row has this label; remove it from either"),
+        ({"classes": ["EU", "NA"]}, "missing contains NA, so no row has this label; remove it from either"),
         ({"classes": "auto", "positive": "a"}, "positive and classes describe different kinds of labels; set one"),
         ({"classes": "auto", "numeric": True}, "classes and numeric describe different kinds of labels"),
     ],

@@ -35,8 +35,8 @@ def test_a_split_has_sources_if_it_has_files() -> None:
     [
         ({"categorical": ["c", "c"]}, "categorical lists c more than once"),
         ({"numeric": ["n", "n"]}, r"numeric lists n \(normalize\) more than once"),
-        ({"categorical": ["y"]}, "the label 'y' can't also be an input"),
-        ({"categorical": []}, "no column uses the embedding"),
+        ({"categorical": ["y"]}, "label 'y' can't also be an input"),
+        ({"categorical": []}, "none uses the embedding"),
         ({"shuffle_buffer": 0}, "greater than or equal to 1"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_split_that_takes_all_rows_is_an_error(tmp_path: Path) -> None:
         ({"synthetic": {"min_values": 3, "max_values": 2}}, "max_values 2 is below min_values 3"),
         ({"synthetic": {"rows": 2**31, "columns": 10}}, "at most 1000000000 are generated: set fewer rows"),
         ({"synthetic": {"label": 1}}, "greater than or equal to 2"),
-        ({"synthetic": {}, "train": "a.csv"}, "synthetic data is generated, so train can't be set with it"),
+        ({"synthetic": {}, "train": "a.csv"}, "train is not for synthetic data, which is generated; omit train"),
         ({"label": "y"}, "Field required"),
     ],
 )

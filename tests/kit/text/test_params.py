@@ -36,10 +36,13 @@ def test_a_text_needs_a_source() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"train": "a"}, "synthetic excludes train"),
-        ({"tokens": "bpe", "vocabulary": 300}, "synthetic excludes tokens, vocabulary"),
-        ({"test": "a", "lowercase": True}, "synthetic excludes test, lowercase"),
-        ({"validation": "a"}, "synthetic excludes validation"),
+        ({"train": "a"}, "train is not for synthetic text; omit it"),
+        (
+            {"tokens": "bpe", "vocabulary": 300},
+            "(?s)tokens is not for synthetic text.*vocabulary is not for synthetic text; set synthetic.vocabulary",
+        ),
+        ({"test": "a", "lowercase": True}, "(?s)test is not for synthetic text.*lowercase is not for"),
+        ({"validation": "a"}, "validation is not for synthetic text; set a share"),
         ({"validation": 0.004}, "leaves no validation text"),
         ({"validation": 0.999}, "leaves no train text"),
     ],

@@ -188,7 +188,7 @@ def refusal(params: dict[str, Any]) -> str:
         ({"numeric": [{"column": "n", "transform": "buckets", "log": True}]}, "log requires transform: normalize"),
         ({"numeric": [{"column": "n", "buckets": 8}]}, "buckets requires transform: buckets"),
         ({"categorical": []}, "list a categorical or a bucketed numeric column"),
-        ({"categorical": ["y"]}, "the label 'y' can't also be an input; list it once"),
+        ({"categorical": ["y"]}, "label 'y' can't also be an input; list it once"),
         ({"categorical": [{"column": "c", "ids": "hashed"}]}, "'dictionary' or 'hash'"),
         ({"numeric": [{"column": "n", "transform": "log"}]}, "'normalize' or 'buckets'"),
         ({"format": "json"}, "'csv', 'tsv' or 'parquet'"),
@@ -232,8 +232,11 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected
         ({"pool_at": "server", "pooling": "none"}, "set pooling to sum or mean"),
         ({"pool_at": "server", "staleness": 1}, "set pool_at to auto or trainer"),
         ({"staleness": 9}, "less than or equal to 8"),
-        ({"protocol": "tutorial", "staleness": 1}, "omit staleness, or set protocol to async"),
-        ({"protocol": "tutorial", "transfer_precision": "bfloat16"}, "omit transfer_precision"),
+        ({"protocol": "tutorial", "staleness": 1}, "no rows ahead; omit staleness"),
+        (
+            {"protocol": "tutorial", "transfer_precision": "bfloat16"},
+            "transfer_precision does not fit protocol: tutorial",
+        ),
         ({"precision": "float64", "transfer_precision": "bfloat16"}, "omit transfer_precision, or set float32"),
         ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"protocol": "tutorial", "pool_at": "trainer"}, "set pool_at to auto or server"),
@@ -243,7 +246,7 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected
         ),
         (
             {"protocol": "tutorial", "optimizer": SGD, "dense_optimizer": SGD},
-            "optimizer is for all weights and replaces dense_optimizer; set one or the other",
+            "dense_optimizer does not fit optimizer, which is for all weights; omit dense_optimizer or optimizer",
         ),
         (
             {"data": DATA | {"validation": 0}, "early_stopping": {}},

@@ -37,7 +37,10 @@ def params(**given: Any) -> Params:
         ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
         ({"sample": {"prompt": " \t"}}, "a blank prompt has no tokens"),
-        ({"model": {"builder": "mine:gru"}, "layers": 3}, "set either those or model"),
+        (
+            {"model": {"builder": "mine:gru"}, "layers": 3},
+            "layers has no effect on a custom model; omit layers or model",
+        ),
         ({"model": {"builder": "mine:gru"}, "initial_state": "random"}, "makes its own state; omit it"),
         ({"initial_state": "normal"}, "'zero' or 'random'"),
         ({"loss_at": "master"}, "'server' or 'trainer'"),

@@ -58,10 +58,12 @@ class Environment(workload.Params):
         if self.legacy_id is not None:
             if not self.legacy_id or ":" in self.legacy_id:  # Gym would import what is before the colon.
                 raise ValueError(
-                    f"{self.id!r} is no id in the registry of the old Gym; use an id such as gym:CartPole-v1"
+                    f"id {self.id!r} is not in the form of the old Gym's registry; use an id such as gym:CartPole-v1"
                 )
             if self.vectorization == "own":
-                raise ValueError("environments of the old Gym have no vector implementation; use vectorization: loop")
+                raise ValueError(
+                    "vectorization: own does not exist for environments of the old Gym; use vectorization: loop"
+                )
         return self
 
     @property

@@ -1,11 +1,13 @@
 """Parameters of a job's images. Torch-free; docstrings are the API's descriptions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rolecall.kit.params import DataPath, Fraction, Name, Positive
 from rolecall.spec import workload
+from rolecall.spec.workload import refuse
 
 Mean = Annotated[float, Field(ge=-1e12, le=1e12)]
 Channels = tuple[Mean, Mean, Mean]
@@ -69,28 +71,29 @@ class Images(workload.Params):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.train is None) == (self.synthetic is None):
-            raise ValueError("set exactly one of train (a class folder or IDX files) and synthetic (generated images)")
-        if self.synthetic is None:
-            return self
-        if self.test is not None:
-            raise ValueError("test names files, which synthetic images can't be mixed with; set synthetic.test")
-        if not isinstance(self.validation, float):
-            raise ValueError("validation of synthetic images must be a share of them, from 0 to below 1")
-        if self.classes is not None:
-            raise ValueError("classes requires IDX files; set synthetic.classes to the number of classes")
+        origins = "train (a class folder or IDX files) or synthetic (generated images)"
+        if self.train is None and self.synthetic is None:
+            raise ValueError(f"train is missing; set either {origins}")
+        if self.train is not None and self.synthetic is not None:
+            raise ValueError(f"train and synthetic are both given; set either {origins}")
+        refuse(self._problems())
         return self
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.classes is not None and not isinstance(self.train, Idx):
-            raise ValueError("classes requires IDX files; class folders give the classes their names")
+    def _problems(self) -> Iterator[str]:
+        if self.synthetic is not None:
+            if self.test is not None:
+                yield "test names files, which synthetic images can't be mixed with; set synthetic.test"
+            if not isinstance(self.validation, float):
+                yield "validation of synthetic images must be a share of them, from 0 to below 1"
+            if self.classes is not None:
+                yield "classes requires IDX files; set synthetic.classes to the number of classes"
+        elif self.classes is not None and not isinstance(self.train, Idx):
+            yield "classes requires IDX files; class folders give the classes their names"
         duplicates = sorted({name for name in self.augment if self.augment.count(name) > 1})
         if duplicates:
-            raise ValueError(f"augment lists {', '.join(duplicates)} more than once; list each once")
-        if {"zoom", "shift"} <= set(self.augment):
-            raise ValueError("augment has both zoom and shift; zoom already moves the image, so list only one of them")
-        return self
+            yield f"augment lists {', '.join(duplicates)} more than once; list each once"
+        elif {"zoom", "shift"} <= set(self.augment):
+            yield "augment has both zoom and shift; zoom already moves the image, so list only one of them"
 
     @property
     def has_validation(self) -> bool:

@@ -16,6 +16,7 @@ from pydantic import (
 from rolecall.kit.params import BatchSize, Count, Fraction, Name, Names, Paths, Text, Value, to_list, to_object
 from rolecall.spec import workload
 from rolecall.spec.bounds import matching
+from rolecall.spec.workload import refuse
 
 _MAX_COLUMNS = 16_384
 MAX_CLASSES = 50_000
@@ -24,7 +25,6 @@ _MAX_SYNTHETIC_VALUES = 10**9
 _Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]
 Target = Literal["binary", "classes", "number"]
 """The kinds of labels: yes or no, one of several classes, or a number."""
-
 
 _named = to_object("column")
 
@@ -94,7 +94,7 @@ class Categorical(workload.Params):
         if self.ids == "hash" and self.min_count > 1:
             raise ValueError("min_count requires ids: dictionary; hashed values are not counted")
         if self.separator is not None and self.max_values == 1:
-            raise ValueError("a column with a separator is multi-valued; set max_values to 2 or more")
+            raise ValueError("separator is for a multi-valued column; set max_values to 2 or more, or omit separator")
         return self
 
 
@@ -181,14 +181,16 @@ class Data(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.categorical and not any(column.transform == "buckets" for column in self.numeric):
-            raise ValueError("no column uses the embedding; list a categorical or a bucketed numeric column")
+            raise ValueError(
+                "categorical has no column, so none uses the embedding; list a categorical or a bucketed numeric column"
+            )
         _refuse_duplicates("categorical", [column.column for column in self.categorical])
         _refuse_duplicates("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
-            raise ValueError(f"the label {self.label.column!r} can't also be an input; list it once")
+            raise ValueError(f"label {self.label.column!r} can't also be an input; list it once")
         if missing := sorted({*self.label.class_names} & {*self.missing}):
             raise ValueError(
-                f"data.missing contains {', '.join(missing[:10])}, so no row has this label; remove it from either "
+                f"missing contains {', '.join(missing[:10])}, so no row has this label; remove it from either "
                 "data.missing or data.label.classes"
             )
         return self
@@ -284,10 +286,8 @@ def _choose(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationI
     fields = cast(dict[str, Any], given)
     if "synthetic" not in fields:
         return _validated(Data, fields, info)
-    if unused := sorted(fields.keys() & Data.model_fields.keys() - SyntheticData.model_fields.keys()):
-        raise ValueError(
-            f"synthetic data is generated, so {', '.join(unused)} can't be set with it; set one or the other"
-        )
+    unused = sorted(fields.keys() & Data.model_fields.keys() - SyntheticData.model_fields.keys())
+    refuse(f"{name} is not for synthetic data, which is generated; omit {name} or synthetic" for name in unused)
     return _validated(SyntheticData, fields, info)
 
 

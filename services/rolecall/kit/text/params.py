@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rolecall.kit.params import Fraction, Paths, Positive
 from rolecall.spec import workload
+from rolecall.spec.workload import refuse
 
 BYTES = 256
 """Byte-pair encoding starts with a token for each byte, so that no token is unknown."""
@@ -61,16 +62,13 @@ class Text(workload.Params):
     def _one_source(self) -> Self:
         if self.synthetic is None:
             if self.train is None:
-                raise ValueError("no text; set train to paths, or synthetic to random tokens")
+                raise ValueError("train is missing; set train to paths, or synthetic to random tokens")
             return self
         fields = type(self).model_fields
         replaced = [name for name in _OF_FILES if getattr(self, name) != fields[name].default]
         replaced += ["validation"] if isinstance(self.validation, list) else []
-        if replaced:
-            raise ValueError(
-                f"synthetic excludes {', '.join(replaced)}; omit them (synthetic.vocabulary and synthetic.test replace "
-                "vocabulary and test, and validation must be a share), or omit synthetic"
-            )
+        remedies = {"vocabulary": "set synthetic.vocabulary", "test": "set synthetic.test", "validation": "set a share"}
+        refuse(f"{name} is not for synthetic text; {remedies.get(name, 'omit it')}" for name in replaced)
         for split, tokens in self.synthetic_tokens.items():
             if not tokens:
                 raise ValueError(
@@ -104,6 +102,8 @@ class Text(workload.Params):
         return splits | ({"test": self.synthetic.test} if self.synthetic.test else {})
 
 
+_PLACES = {"train": "text.synthetic.tokens", "validation": "text.validation", "test": "text.synthetic.test"}
+"""The parameters with the length of each split of a synthetic text."""
 _OF_FILES = ("train", "test", "tokens", "vocabulary", "lowercase")
 
 
@@ -147,7 +147,7 @@ def check_streams(text: Text, count: int) -> None:
     for split, tokens in text.synthetic_tokens.items():
         if tokens <= count:
             raise ValueError(
-                f"the synthetic {split} text has {tokens} tokens, too few for {count} streams; "
+                f"{_PLACES[split]}: the synthetic {split} text has {tokens} tokens, too few for {count} streams; "
                 f"lower batch_size below {tokens}, or set more tokens"
             )
 
@@ -159,6 +159,6 @@ def check_sequences(text: Text, batch_size: int, context: int) -> None:
         needed = sequences * context + 1
         if tokens < needed:
             raise ValueError(
-                f"the synthetic {split} text has {tokens} tokens, but {what} needs {needed} "
+                f"{_PLACES[split]}: the synthetic {split} text has {tokens} tokens, but {what} needs {needed} "
                 f"(sequences of {context}: {sequences}); set more tokens, or lower {lower}context"
             )

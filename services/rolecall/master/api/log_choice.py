@@ -14,7 +14,6 @@ from rolecall.master.store import workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.master.user_threads import Search, UserThreads
-from rolecall.spec.role import Role
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -23,7 +22,7 @@ _T = TypeVar("_T")
 class Choice(NamedTuple):
     """The workers and lines that a user requests; None and no text mean all."""
 
-    role: Role | None = None
+    role: str | None = None
     rank: int | None = None
     texts: tuple[str, ...] = ()
     since: datetime | None = None

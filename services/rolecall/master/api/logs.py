@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
@@ -32,6 +32,8 @@ _LARGE_BLOCK, _MANY_LINES = 1 << 20, 1 << 16
 _END = "\n"
 _MAX_TEXTS = 10
 _TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
+# An unknown role is an error that names those of the job.
+_RoleName = Annotated[str, Field(json_schema_extra={"enum": list[Any](Role)})]
 _Text = Annotated[str, Field(min_length=1, max_length=200), matching(r"^[^\r\n]+$", "1 to 200 characters in one line")]
 
 
@@ -43,7 +45,7 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     text: Annotated[list[_Text], Query(default_factory=list, max_length=_MAX_TEXTS, description=_TEXT)],
-    role: Annotated[Role | None, Query(description="Only workers with this role.")] = None,
+    role: Annotated[_RoleName | None, Query(description="Only workers with this role.")] = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only this worker.")] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     since: Annotated[
@@ -55,8 +57,7 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
 ) -> StreamingResponse:
     """Return the output of the workers, in the order of the log records' times.
 
-    Each line starts with `[role-number]`, where `text` is searched for as well. A carriage return ends a line, unless
-    the log of one worker is requested without `follow` and `text`.
+    Each line starts with `[role-number]`, where `text` is searched for as well. A carriage return ends a line.
 
     With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A stream that breaks
     off before `end` can be continued with `Last-Event-ID`.
@@ -68,7 +69,8 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     position = Position.parse(last_event_id) if follow else Position()
     # Before the answer begins, because a stream that has begun can only break off.
     members = await workers_of(master, job, position.attempt or attempt or record.attempt)
-    if not follow or attempt or record.roles:  # Later attempts of a job with a worker per node can have more of them.
+    # Later attempts of a job with a worker per node can have more of them.
+    if not follow or attempt or record.roles or (role is not None and role not in [*Role]):
         _check_choice(record, members, choice)
     if follow:
         events = follow_logs(master, reader, job, choice, attempt, position)
@@ -112,25 +114,33 @@ async def _merged(
 
 
 async def _unfiltered(reader: Reader, worker: WorkerRecord, offset: int, end: int) -> AsyncIterator[bytes]:
-    prefix, key, line_is_open = prefix_of(worker).encode(), log_key(worker), False
+    prefix, key = prefix_of(worker).encode(), log_key(worker)
+    line_is_open = after_return = False
 
-    def read() -> tuple[bytes, int, bool]:
-        """The next block with prefixes, the offset of its end, and whether it ends within a line."""
+    def read() -> tuple[bytes, int, bool, bool]:
+        """The next block with prefixes, the offset of its end, and whether it ends in a line or a carriage return."""
         chunk = reader.streams.read_log(key, offset, _LARGE_BLOCK)
         if not chunk.data:
-            return b"", end, line_is_open
-        if chunk.data.count(b"\n") > _MANY_LINES:
+            return b"", end, line_is_open, False
+        if chunk.data.count(b"\n") + chunk.data.count(b"\r") > _MANY_LINES:
             chunk = Chunk(chunk.start, chunk.data[:_BLOCK])
-        note, is_open = b"", line_is_open
+        note, is_open, data = b"", line_is_open, chunk.data
         if chunk.start > offset:
             note = b"\n" * is_open + prefix + f"{cut_note(chunk.start - offset)}\n".encode()
             is_open = False
-        body, last = chunk.data[:-1], chunk.data[-1:]
+        elif after_return:
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:  # A terminal would overwrite the prefix and the line before it.
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if not data:
+            return note, chunk.end, is_open, False
+        body, last = data[:-1], data[-1:]
         begin = b"" if is_open else prefix
-        return note + begin + body.replace(b"\n", b"\n" + prefix) + last, chunk.end, last != b"\n"
+        block = note + begin + body.replace(b"\n", b"\n" + prefix) + last
+        return block, chunk.end, last != b"\n", chunk.data.endswith(b"\r")
 
     while offset < end:
-        block, offset, line_is_open = await reader.run(read)
+        block, offset, line_is_open, after_return = await reader.run(read)
         yield block
     if line_is_open:
         yield b"\n"
@@ -164,8 +174,9 @@ def _check_choice(job: JobSummary, members: list[WorkerRecord], choice: Choice) 
     wanted = f"no {choice.role or 'worker'}" + ("" if choice.rank is None else f" with rank {choice.rank}")
     if members and not any(choice.admits(worker) for worker in members):
         raise NotFound(f"job {job.id} has {wanted}; attempt {members[0].attempt} has: {_ranks_by_role(members)}")
-    if not members and choice.role and job.roles and choice.role not in job.roles:
-        raise NotFound(f"job {job.id} has {wanted}; it has: {', '.join(job.roles)}")
+    roles = job.roles or [*Role]
+    if not members and choice.role and choice.role not in roles:
+        raise NotFound(f"job {job.id} has {wanted}; {'it has' if job.roles else 'roles'}: {', '.join(roles)}")
 
 
 def _ranks_by_role(members: list[WorkerRecord]) -> str:

@@ -1,10 +1,12 @@
 """Parameters of `embedding-ddp` jobs. Torch-free; docstrings are the API's descriptions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rolecall.kit import params as shared
+from rolecall.kit import refuse
 from rolecall.kit.builders import Builder
 from rolecall.kit.params import (
     Adam,
@@ -106,61 +108,58 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model and (self.hidden, self.dropout) != ((128, 64), 0.0):
-            raise ValueError("hidden and dropout have no effect on a custom model; set either those or model")
-        self._check_protocol()
-        self._check_label()
-        if isinstance(self.data, SyntheticData) and (self.data.synthetic.min_batch or 1) > self.batch_size:
-            raise ValueError(
-                f"data.synthetic.min_batch is {self.data.synthetic.min_batch}, but a batch has {self.batch_size} rows; "
-                "set it to at most batch_size"
-            )
+        refuse([*self._wrong_with_model(), *self._wrong_with_protocol(), *self._wrong_with_data()])
         return self
 
-    def _check_protocol(self) -> None:
+    def _wrong_with_model(self) -> Iterator[str]:
+        for name in ("hidden", "dropout"):
+            if self.model and getattr(self, name) != type(self).model_fields[name].default:
+                yield f"{name} has no effect on a custom model; omit {name} or model"
+
+    def _wrong_with_protocol(self) -> Iterator[str]:
         tutorial = self.protocol == "tutorial"
         if tutorial and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
+            yield "lr_schedule is not supported by protocol: tutorial; omit lr_schedule"
         if tutorial and self.pool_at == "trainer":
-            raise ValueError("protocol: tutorial combines values on the servers; set pool_at to auto or server")
+            yield "pool_at: trainer does not fit protocol: tutorial; set pool_at to auto or server"
         if tutorial and self.staleness:
-            raise ValueError("protocol: tutorial looks up no rows ahead; omit staleness, or set protocol to async")
+            yield "staleness does not fit protocol: tutorial, which looks up no rows ahead; omit staleness"
         if tutorial and self.transfer_precision != "full":
-            raise ValueError("protocol: tutorial sends full precision; omit transfer_precision")
+            yield "transfer_precision does not fit protocol: tutorial, which sends full precision; omit it"
         if self.precision == "float64" and self.transfer_precision != "full":
-            raise ValueError("precision: float64 is for exact comparisons; omit transfer_precision, or set float32")
-        if self.pool_at == "server" and self.staleness:
-            raise ValueError("rows that are looked up ahead are pooled by trainers; set pool_at to auto or trainer")
+            yield "precision: float64 is for exact comparisons; omit transfer_precision, or set float32"
+        if self.pool_at == "server" and self.staleness and not tutorial:
+            yield (
+                f"pool_at: server does not fit staleness: {self.staleness}, because trainers combine rows that are "
+                "looked up ahead; set pool_at to auto or trainer, or omit staleness"
+            )
         if self.pool_at == "server" and self.pooling == "none":
-            raise ValueError("pool_at: server needs values to combine; set pooling to sum or mean")
+            yield "pool_at: server needs values to combine; set pooling to sum or mean"
         if self.optimizer is None:
             return
         if not tutorial:
-            raise ValueError(
-                f"optimizer is for protocol: tutorial; with {self.protocol}, set sparse_optimizer and dense_optimizer"
-            )
-        fields = type(self).model_fields
-        separate = [
-            name for name in ("sparse_optimizer", "dense_optimizer") if getattr(self, name) != fields[name].default
-        ]
-        if separate:
-            raise ValueError(
-                f"optimizer is for all weights and replaces {' and '.join(separate)}; set one or the other"
-            )
+            yield f"optimizer is for protocol: tutorial; with {self.protocol}, set sparse_optimizer and dense_optimizer"
+            return
+        for name in ("sparse_optimizer", "dense_optimizer"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield f"{name} does not fit optimizer, which is for all weights; omit {name} or optimizer"
 
-    def _check_label(self) -> None:
+    def _wrong_with_data(self) -> Iterator[str]:
+        if isinstance(self.data, SyntheticData) and (self.data.synthetic.min_batch or 1) > self.batch_size:
+            yield (
+                f"data.synthetic.min_batch is {self.data.synthetic.min_batch}, but a batch has {self.batch_size} rows; "
+                "set it to at most batch_size"
+            )
         target = self.target
         if self.loss is not None and self.loss not in LOSSES[target]:
-            raise ValueError(f"loss: {self.loss} doesn't fit {_LABELS[target]}; set {' or '.join(LOSSES[target])}")
+            yield f"loss: {self.loss} doesn't fit {_LABELS[target]}; set {' or '.join(LOSSES[target])}"
         if self.early_stopping is None:
             return
         if self.data.validation == 0.0:
-            raise ValueError(
-                "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"
-            )
+            yield "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"
         metric = self.early_stopping.metric
         if metric is not None and metric not in METRICS[target]:
-            raise ValueError(
+            yield (
                 f"early_stopping.metric: {metric} doesn't exist for {_LABELS[target]}; "
                 f"set {' or '.join(METRICS[target])}"
             )

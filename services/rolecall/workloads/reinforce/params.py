@@ -1,10 +1,13 @@
 """Parameters of `reinforce` jobs. Torch-free; docstrings are the API's descriptions."""
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall import kit
+from rolecall.kit import refuse
 from rolecall.kit.builders import Builder
 from rolecall.kit.environments.params import Environment, EnvironmentId
 from rolecall.kit.params import (
@@ -206,50 +209,52 @@ class Params(kit.Params):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.protocol == "tutorial":
-            self._check_tutorial_protocol()
-        else:
-            self._check_other_protocols()
+        own = self._wrong_with_tutorial() if self.protocol == "tutorial" else self._only_with_tutorial()
+        refuse([*own, *self._problems()])
+        return self
+
+    def _problems(self) -> Iterator[str]:
         if self.target_return == "threshold" and self.environment.is_entry_point:
-            raise ValueError(
+            yield (
                 f"target_return: threshold reads the registration of an environment's id, but {self.environment.id} is "
                 "an entry point, which has none; set target_return to a number"
             )
         if self.inference != Inference() and self.policy_at == "observer":
-            raise ValueError("inference configures how the agent selects actions; it requires policy_at: agent")
-        return self
+            yield "inference configures how the agent selects actions; it requires policy_at: agent"
 
     @property
     def chosen_optimizer(self) -> Sgd | Adam | AdamW:
         """The given optimizer, or the algorithm's default."""
         return self.optimizer or Adam(name="adam", lr=0.001 if self.algorithm.name == "ppo" else 0.003, eps=1e-5)
 
-    def _check_other_protocols(self) -> None:
+    def _only_with_tutorial(self) -> Iterator[str]:
         if isinstance(self.policy, Mlp) and self.policy.dropout > 0:
-            raise ValueError(
+            yield (
                 "policy.dropout requires protocol: tutorial, because other updates compute the probabilities of the "
                 "sampled actions again, with other units dropped; omit it"
             )
         if self.environment_seeds == "same":
-            raise ValueError("environment_seeds: same requires protocol: tutorial; omit it")
+            yield "environment_seeds: same requires protocol: tutorial; omit it"
         if isinstance(self.algorithm, Reinforce) and self.algorithm.returns == "joined":
-            raise ValueError("algorithm.returns: joined requires protocol: tutorial; omit it")
+            yield "algorithm.returns: joined requires protocol: tutorial; omit it"
 
-    def _check_tutorial_protocol(self) -> None:
-        met = {
-            "algorithm: reinforce": self.algorithm.name == "reinforce",
-            "policy_at: agent": self.policy_at == "agent",
-            "environments: 1": self.environments == 1,
-            "environment.vectorization: loop": self.environment.vectorization == "loop",
-            "wait_for: 1": self.wait_for == 1,
-            "normalize_rewards: false": not self.normalize_rewards,
+    def _wrong_with_tutorial(self) -> Iterator[str]:
+        required = {
+            "algorithm": (self.algorithm.name, "reinforce"),
+            "policy_at": (self.policy_at, "agent"),
+            "environments": (self.environments, 1),
+            "environment.vectorization": (self.environment.vectorization, "loop"),
+            "wait_for": (self.wait_for, 1),
+            "normalize_rewards": (self.normalize_rewards, False),
         }
-        wrong = [requirement for requirement, is_met in met.items() if not is_met]
-        if wrong:
-            raise ValueError(f"protocol: tutorial requires {', '.join(wrong)}")
-        if self.inference != Inference():
-            raise ValueError("protocol: tutorial answers every request separately; omit inference")
+        for name, (given, needed) in required.items():
+            if given != needed:
+                yield f"{name} must be {json.dumps(needed)} with protocol: tutorial; set it, or another protocol"
+        if self.inference != Inference() and self.policy_at == "agent":
+            yield "inference does not fit protocol: tutorial, which answers every request separately; omit inference"
+        if not isinstance(self.algorithm, Reinforce):
+            return
         default = Reinforce(name="reinforce")
         for name in ("value_coefficient", "entropy_coefficient"):
             if getattr(self.algorithm, name) not in (0, getattr(default, name)):
-                raise ValueError(f"protocol: tutorial has neither baseline nor entropy bonus; omit algorithm.{name}")
+                yield f"algorithm.{name} does not fit protocol: tutorial, which has no baseline and no entropy; omit it"

@@ -1,10 +1,11 @@
 """Parameters of `resnet-pipeline` jobs. Torch-free; docstrings are the API's descriptions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rolecall.kit import InputError
+from rolecall.kit import InputError, refuse
 from rolecall.kit.builders import Builder
 from rolecall.kit.divisors import divisors, nearest, nearest_multiples
 from rolecall.kit.images.params import Images
@@ -153,16 +154,17 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if isinstance(self.model, Builder) and self.norm != "batch":
-            raise ValueError("norm only applies to torchvision's ResNets; omit it with a custom model")
-        if self.loss == "mse" and self.label_smoothing:
-            raise ValueError("label_smoothing only applies to loss: cross-entropy; omit it with loss: mse")
-        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
-        if self.protocol == "tutorial" and self.replicas > 1:
-            raise ValueError("protocol: tutorial supports one replica; use protocol: 1f1b for more")
-        if self.early_stopping and not self.data.has_validation:
-            raise ValueError(
-                "early_stopping needs validation images; set data.validation to a share above 0, or to a source"
-            )
+        refuse(self._problems())
         return self
+
+    def _problems(self) -> Iterator[str]:
+        if isinstance(self.model, Builder) and self.norm != "batch":
+            yield "norm only applies to torchvision's ResNets; omit it with a custom model"
+        if self.loss == "mse" and self.label_smoothing:
+            yield "label_smoothing only applies to loss: cross-entropy; omit it with loss: mse"
+        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+            yield "lr_schedule is not supported by protocol: tutorial; omit lr_schedule"
+        if self.protocol == "tutorial" and self.replicas > 1:
+            yield "replicas must be 1 with protocol: tutorial; use protocol: 1f1b for more"
+        if self.early_stopping and not self.data.has_validation:
+            yield "early_stopping needs validation images; set data.validation to a share above 0, or to a source"

@@ -1,9 +1,11 @@
 """Parameters of `rnn-lm` jobs. Torch-free; docstrings are the API's descriptions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rolecall.kit import refuse
 from rolecall.kit.builders import Builder
 from rolecall.kit.params import (
     Adam,
@@ -75,18 +77,20 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model and (self.layers, self.dropout) != (2, 0.2):
-            raise ValueError("layers and dropout have no effect on a custom model; set either those or model")
-        if self.model and self.initial_state == "random":
-            raise ValueError("initial_state: random is not for a custom model, which makes its own state; omit it")
-        if self.protocol == "tutorial" and self.max_grad_norm is not None:
-            raise ValueError("protocol: tutorial does not clip gradients; set max_grad_norm to null")
-        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
-        if self.early_stopping and self.text.validation == 0.0:
-            raise ValueError(
-                "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
-            )
+        refuse(self._problems())
         check_streams(self.text, self.batch_size)
         check_prompt(self.text, self.sample)
         return self
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("layers", "dropout"):
+            if self.model and getattr(self, name) != type(self).model_fields[name].default:
+                yield f"{name} has no effect on a custom model; omit {name} or model"
+        if self.model and self.initial_state == "random":
+            yield "initial_state: random is not for a custom model, which makes its own state; omit it"
+        if self.protocol == "tutorial" and self.max_grad_norm is not None:
+            yield "max_grad_norm does not fit protocol: tutorial, which clips no gradients; set max_grad_norm to null"
+        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+            yield "lr_schedule is not supported by protocol: tutorial; omit lr_schedule"
+        if self.early_stopping and self.text.validation == 0.0:
+            yield "early_stopping needs validation text; set text.validation to a share above 0, or to paths"

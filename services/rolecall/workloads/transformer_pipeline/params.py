@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall import kit
-from rolecall.kit import InputError, counted
+from rolecall.kit import InputError, counted, refuse
 from rolecall.kit.builders import Builder
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import divisors, nearest
@@ -209,10 +209,9 @@ class Params(TrainingParams):
         names = ("heads", "hidden")
         if self.whole_model:
             names += ("layers", "dim", "positions", "dropout", "activation_checkpointing")
-        replaced = [name for name in names if getattr(self, name) != fields[name].default]
-        if replaced:
-            kind = "a custom whole model" if self.whole_model else "custom layers"
-            raise ValueError(f"{', '.join(replaced)} have no effect on {kind}; omit them")
+        kind = "a custom whole model" if self.whole_model else "custom layers"
+        replaced = (name for name in names if getattr(self, name) != fields[name].default)
+        refuse(f"{name} has no effect on {kind}; omit {name} or model" for name in replaced)
 
     @model_validator(mode="after")
     def _valid_cuts(self) -> Self:
@@ -277,10 +276,13 @@ class Params(TrainingParams):
         """A trace contains only the operations of training, each of them once."""
         if self.split == "tracer" and self.dropout > 0:
             raise ValueError(
-                "split: tracer can't disable dropout for evaluation and samples; use split: manual, or dropout: 0"
+                "dropout can't be disabled for evaluation and samples with split: tracer; use split: manual, or "
+                "dropout: 0"
             )
         if self.split == "tracer" and self.activation_checkpointing:
-            raise ValueError("split: tracer has no layers to checkpoint; use split: manual")
+            raise ValueError(
+                "activation_checkpointing needs layers, which split: tracer does not have; use split: manual"
+            )
         return self
 
     @model_validator(mode="after")
