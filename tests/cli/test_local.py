@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +24,14 @@ from rolecall.cli.local import (
     _data_roots,
     _first_ephemeral_port,
     _free_port,
+    _live_nodes,
     _lock,
     _progress,
     _wait_until_ready,
     cluster,
 )
 from rolecall.cli.output import Terminal
+from rolecall.client import Client
 from rolecall.client.connection import Connection
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, SupervisedProgram, Supervisor
@@ -187,6 +190,29 @@ def test_the_nodes_that_have_registered_are_counted_until_all_have(
         assert [line.lstrip("0123456789") for line in said.getvalue().splitlines()] == expected
 
 
+def test_a_master_that_listens_without_an_answer_does_not_hold_up_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "_ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listening = Connection(f"http://127.0.0.1:{listener.getsockname()[1]}", "token")
+        began = time.monotonic()
+        with Client(listening) as client:
+            assert _live_nodes(client) is None
+    assert time.monotonic() - began < 10, "less than the client's own patience"
+
+
+def test_a_terminal_that_cannot_replace_a_line_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of an editor. There, a `Live` shows nothing at all."""
+    said = StringIO()
+    monkeypatch.setattr(local, "err", Terminal(file=said, force_terminal=True, _environ={"TERM": "dumb"}))
+    monkeypatch.setattr(local, "_LINE_EVERY_S", 0.0)
+    with _progress() as show:
+        show("0 of 4")
+        show("4 of 4")
+    assert said.getvalue() == "0 of 4\n4 of 4\n"
+
+
 def test_a_log_gets_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     said = StringIO()
     monkeypatch.setattr(local, "err", Terminal(file=said))
@@ -234,7 +260,8 @@ def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
             assert process.stdout
             said = json.loads(process.stdout.readline())
             stored = json.loads(Path(said["token_file"]).read_text())
-            assert stored == {"url": said["url"], "token": (tmp_path / "token").read_text()}
+            token = (tmp_path / "token").read_text()
+            assert stored == {"url": said["url"], "token": token, "data": str(tmp_path)}
             assert (Path(said["logs"]) / "master.log").exists()
         finally:
             process.terminate()

@@ -2,7 +2,6 @@
 """The command's errors about requests that the master refuses: in the words of the command, not of HTTP."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +9,7 @@ from typing import Any, cast
 import pytest
 from tests.master.harness import CATALOGUE, TOKEN, Client, on_master
 
+from rolecall.client.connection import Connection, stored
 from rolecall.master.catalogue import check_params
 from rolecall.workloads.catalogue import load
 
@@ -65,27 +65,28 @@ async def test_a_wrong_value_is_shown_with_the_legal_ones(master: Client) -> Non
     assert "given:" not in said, "the message has it"
 
 
-async def test_a_refused_token_is_named_by_its_place_and_never_shown(master: Client, tmp_path: Path) -> None:
+async def test_a_refused_token_is_named_by_its_place_and_never_shown(
+    master: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     url, wrong = str(master.http.base_url), "a-token-of-another-cluster"
     (tmp_path / "token").write_text(wrong)
-    (tmp_path / "rolecall").mkdir()
-    stored = tmp_path / "rolecall/local.json"
-    stored.write_text(json.dumps({"url": url, "token": wrong}))
-    nothing = {"ROLECALL_URL": url, "ROLECALL_TOKEN": "", "ROLECALL_TOKEN_FILE": "", "XDG_CONFIG_HOME": str(tmp_path)}
-    for place, options, environment in (
-        ("--token", ["--token", wrong], {"ROLECALL_TOKEN": TOKEN}),
-        ("ROLECALL_TOKEN", [], {"ROLECALL_TOKEN": wrong}),
-        (f"ROLECALL_TOKEN_FILE={tmp_path}/token", [], {"ROLECALL_TOKEN_FILE": f"{tmp_path}/token"}),
-        (str(stored), [], {}),
-    ):
-        given = nothing | environment
-        done = await asyncio.to_thread(lambda options=options, given=given: run("jobs", *options, **given))
-        assert done.code == 7
-        assert (
-            f"{url} does not accept the token from {place}; pass a token of this cluster, or set ROLECALL_TOKEN"
-            in done.err
-        )
-        assert wrong not in done.err
+    nothing = {"ROLECALL_URL": url, "ROLECALL_TOKEN": "", "ROLECALL_TOKEN_FILE": ""}
+    with stored(Connection(url, wrong)) as path:
+        for place, options, environment in (
+            ("--token", ["--token", wrong], {"ROLECALL_TOKEN": TOKEN}),
+            ("ROLECALL_TOKEN", [], {"ROLECALL_TOKEN": wrong}),
+            (f"ROLECALL_TOKEN_FILE={tmp_path}/token", [], {"ROLECALL_TOKEN_FILE": f"{tmp_path}/token"}),
+            (str(path), [], {}),
+        ):
+            given = nothing | environment
+            done = await asyncio.to_thread(lambda options=options, given=given: run("jobs", *options, **given))
+            assert done.code == 7
+            assert (
+                f"{url} does not accept the token from {place}; pass a token of this cluster, or set ROLECALL_TOKEN"
+                in done.err
+            )
+            assert wrong not in done.err
 
 
 async def test_a_token_without_the_scope_is_named_by_its_place(master: Client) -> None:

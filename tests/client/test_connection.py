@@ -1,14 +1,47 @@
-"""The connections that show a token to the network."""
+"""The connections that show a token to the network, and the local cluster that a command finds."""
 
-import socket
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from socket import AF_INET
 
 import psutil
 import pytest
 
-from rolecall.client import Unauthorized
-from rolecall.client.connection import Connection, find, forget, store, stored
+from rolecall.client import Unauthorized, Unreachable
+from rolecall.client.connection import Connection, find, running, stored
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the connection files of this test."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("ROLECALL_TOKEN", "ROLECALL_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "config/rolecall"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder for the folders of clusters."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def local(token: str, data: Path = Path()) -> Connection:
+    """A cluster of `rolecall local` with a port of its own."""
+    return Connection(f"http://127.0.0.1:{sum(token.encode())}", token, data=str(data))
+
+
+@contextmanager
+def started_last(cluster: Connection) -> Generator[None]:
+    """Stores a cluster as a later one than others, whatever the resolution of times in the file system is."""
+    with stored(cluster) as path:
+        later_ns = path.stat().st_mtime_ns + 10**9
+        os.utime(path, ns=(later_ns, later_ns))
+        yield
 
 
 @pytest.mark.parametrize(
@@ -30,22 +63,77 @@ def test_a_connection_is_exposed_when_it_leaves_the_machine_in_clear_text(url: s
     assert Connection(url, "token").is_exposed() is expected
 
 
-def test_the_cluster_that_was_stored_before_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        first = Connection(f"http://127.0.0.1:{listener.getsockname()[1]}", "first")
-        second = Connection("http://127.0.0.1:1", "second")
-        for running in (True, False):
-            store(first)
-            earlier = stored()
-            store(second)
-            if not running:
-                listener.close()
-            forget(second, earlier)
-            assert stored() == (first if running else None)
-    store(first)
-    forget(second, None)
-    assert stored() == first, "another cluster has been stored since"
+def test_the_cluster_that_started_before_is_found_again(config: Path, work: Path) -> None:
+    with stored(local("first", work / "first")):
+        with started_last(local("second", work / "second")):
+            assert find(None, None) == local("second")
+            assert find(local("first").url, None) == local("first"), "the URL alone names a local cluster"
+        assert find(None, None) == local("first")
+    assert running() == []
+    with pytest.raises(Unreachable, match="no cluster of `rolecall local` is running"):
+        find(None, None)
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        ("mine", "mine"),
+        ("mine/below", "mine"),
+        ("mine/nested/below", "nested"),
+        ("mine/.rolecall", "mine"),
+        ("other", "last"),
+        ("", "last"),
+    ],
+)
+def test_the_cluster_of_the_current_folder_wins_over_the_last_one(
+    config: Path, work: Path, monkeypatch: pytest.MonkeyPatch, here: str, expected: str
+) -> None:
+    for folder in (here, "mine/.rolecall", "mine/nested/.rolecall"):
+        (work / folder).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(work / here)
+    nested, mine = local("nested", work / "mine/nested/.rolecall"), local("mine", work / "mine/.rolecall")
+    with stored(nested), stored(mine), started_last(local("last", work / "elsewhere/.rolecall")):
+        found = find(None, None)
+        assert (found.token, found.is_guess) == (expected, expected == "last")
+        with_token = find(None, "given")
+        assert (with_token.url, with_token.token) == (found.url, "given")
+        assert with_token.is_guess == found.is_guess
+        assert not find(found.url, None).is_guess, "the user names it"
+        assert find("http://192.0.2.1:8080", "given").url == "http://192.0.2.1:8080"
+
+
+def test_only_a_cluster_among_several_is_a_guess(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(local("one", work / "elsewhere/one")):
+        assert not find(None, None).is_guess
+        monkeypatch.chdir(work)
+        with stored(local("a", work / "a")), started_last(local("b", work / "b")):
+            found = find(None, None)
+            assert (found.token, found.is_guess) == ("b", True), "both belong to the current folder"
+
+
+def test_a_killed_cluster_is_not_found(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    with stored(local("killed", work / ".rolecall")) as path:
+        left = path.read_bytes()
+    path.write_bytes(left)
+    with stored(local("running", work / "elsewhere/.rolecall")):
+        found = find(None, None)
+        assert (found.token, found.is_guess) == ("running", False)
+    with pytest.raises(Unreachable):
+        find(None, None)
+    with stored(local("started-again", work / ".rolecall")) as again:
+        assert (again, find(None, None).token) == (path, "started-again")
+
+
+def test_a_removed_current_folder_leaves_the_last_cluster(
+    config: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = work / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with stored(local("first", work / "first")), started_last(local("second", work / "second")):
+        assert find(None, None).token == "second"
 
 
 def test_the_machine_s_own_addresses_are_not_exposed() -> None:
@@ -54,13 +142,9 @@ def test_the_machine_s_own_addresses_are_not_exposed() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://localhost:8080", "http://LOCALHOST:8080/", "http://[::1]:8080"])
-def test_the_stored_token_is_found_by_every_loopback_name(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("ROLECALL_TOKEN_FILE", raising=False)
-    store(Connection("http://127.0.0.1:8080", "token"))
-    assert find(url, None) == Connection("http://127.0.0.1:8080", "token")
+def test_the_stored_token_is_found_by_every_loopback_name(url: str, config: Path) -> None:
+    with stored(Connection("http://127.0.0.1:8080", "token")):
+        assert find(url, None) == Connection("http://127.0.0.1:8080", "token")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +158,6 @@ def test_the_stored_token_is_found_by_every_loopback_name(
         "http://localhost:8080@192.0.2.1",
     ],
 )
-def test_the_stored_token_is_for_no_other_master(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("ROLECALL_TOKEN_FILE", raising=False)
-    store(Connection("http://127.0.0.1:8080", "token"))
-    with pytest.raises(Unauthorized):
+def test_the_stored_token_is_for_no_other_master(url: str, config: Path) -> None:
+    with stored(Connection("http://127.0.0.1:8080", "token")), pytest.raises(Unauthorized):
         find(url, None)

@@ -17,7 +17,7 @@ def test_secret_files_that_every_user_can_read_are_found(tmp_path: Path, monkeyp
         monkeypatch.setenv(name, str(path))
     monkeypatch.setenv("ROLECALL_DATABASE_URL_FILE", str(tmp_path / "missing"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    database, connection, closed = tmp_path / "rolecall.db", tmp_path / "rolecall/local.json", tmp_path / "closed"
+    database, connection, closed = tmp_path / "rolecall.db", tmp_path / "rolecall/local-1.json", tmp_path / "closed"
     connection.parent.mkdir()
     for path in (database, connection, closed):
         path.write_text("secret")
@@ -27,5 +27,5 @@ def test_secret_files_that_every_user_can_read_are_found(tmp_path: Path, monkeyp
         "ROLECALL_NODE_TOKEN_FILE",
         "ROLECALL_TLS_KEY",
         database.name,
-        "local.json",
+        "local-1.json",
     }

@@ -21,10 +21,10 @@ from rich.text import Text
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
-from rolecall.client.connection import Connection, forget, store, stored, write_secret
+from rolecall.client.connection import Connection, stored, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings.child_environments import for_nodes, without
-from rolecall.settings.private_paths import connection_file
+from rolecall.settings.private_paths import connection_folder
 from rolecall.settings.worker import read_worker
 from rolecall.spec.role import Role
 from rolecall.spec.visible import listed
@@ -33,6 +33,8 @@ from rolecall.supervisor import SupervisedProgram, Supervisor
 _HOST = "127.0.0.1"
 # Every node imports PyTorch, which takes minutes for many nodes on few busy cores.
 _START_S = 180.0
+# A master that has just started to listen answers late. Meanwhile, the progress and Ctrl-C would stand still.
+_ANSWER_S = 2.0
 _GRACE_S = 5.0
 _LOG_LINES = 20
 _MAX_NAMES = 4
@@ -97,7 +99,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
     if token is not None and len(token) < 16:
         raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
     lock = _lock(data)
-    connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
+    url = f"http://{_HOST}:{_free_port(port)}"
+    connection = Connection(url, token or _data_folder_token(data), data=str(data.resolve()))
     lock.write(connection.url.encode())
     lock.flush()
     roots = _data_roots(Path.cwd(), data.resolve())
@@ -107,9 +110,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
             return
-        earlier = stored()
-        token_file = store(connection)
-        stack.callback(forget, connection, earlier)
+        token_file = stack.enter_context(stored(connection))
         where = f"token in {_token_file(data)}" if token is None else "token as given"
         err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
@@ -169,7 +170,7 @@ def _data_roots(started_in: Path, data: Path) -> str:
 
 def _private_content(folder: Path, data: Path) -> str | None:
     """The reason why `folder` must not be a data root, or None. A data folder inside it is closed to jobs anyway."""
-    for content, path in (("your home folder", Path.home()), ("the connection file", connection_file().parent)):
+    for content, path in (("your home folder", Path.home()), ("the connection files", connection_folder())):
         if path.resolve().is_relative_to(folder):
             return content
     return "the cluster's data" if folder.is_relative_to(data) else None
@@ -225,7 +226,7 @@ def _registered(nodes: Sequence[str], seen: Set[str], *, is_up: bool) -> str:
 @contextmanager
 def _progress() -> Generator[Callable[[str], None]]:
     """Shows a text, which a terminal replaces by the next one. Elsewhere, a line follows from time to time."""
-    if err.is_terminal:
+    if err.is_terminal and not err.is_dumb_terminal:
         # Without a thread that refreshes: the kernel could deliver the supervisor's signals to it.
         with Live(console=err, auto_refresh=False, transient=True) as live:
             yield lambda text: live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -242,9 +243,9 @@ def _progress() -> Generator[Callable[[str], None]]:
 
 
 def _live_nodes(client: Client) -> set[str] | None:
-    """The names of the live nodes; None if the master doesn't listen yet."""
+    """The names of the live nodes; None if the master doesn't listen or answer yet."""
     try:
-        return {node.spec.name for node in client.nodes() if node.alive}
+        return {node.spec.name for node in client.nodes(timeout_s=_ANSWER_S) if node.alive}
     except Unreachable:
         return None
 

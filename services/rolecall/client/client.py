@@ -134,8 +134,10 @@ class Client(Transport):
         """The recorded checkpoints, newest first."""
         return self.items(Checkpoint, f"/jobs/{segment(job)}/checkpoints", "checkpoints")
 
-    def nodes(self) -> list[NodeDocument]:
-        return self.items(NodeDocument, "/nodes", "nodes")
+    def nodes(self, *, timeout_s: float | None = None) -> list[NodeDocument]:
+        """All nodes. Raises `Unreachable` if the master is silent for `timeout_s` seconds, by default 30."""
+        within: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        return self.items(NodeDocument, "/nodes", "nodes", **within)
 
     def version(self) -> str:
         return self.call(_Description, "GET", "/openapi.json").version

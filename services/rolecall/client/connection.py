@@ -1,16 +1,20 @@
-"""Find the master's address and token: from options, the environment, or the cluster that `rolecall local` stored."""
+"""Find the master's address and token: from options, the environment, or the clusters that `rolecall local` stored."""
 
+import fcntl
 import json
 import os
 import re
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import urlsplit
 
 from rolecall.client.errors import ConfigurationError, Unauthorized, Unreachable
 from rolecall.network.interfaces import has_address
-from rolecall.settings.private_paths import connection_file
+from rolecall.settings.private_paths import connection_file, connection_files
 from rolecall.spec.node import is_loopback
 from rolecall.spec.trust import Trust
 
@@ -28,6 +32,10 @@ class Connection:
     """The CA and name for the verification of the master's certificate, if the environment configures them."""
     origin: str = field(default="", compare=False)
     """The place that the token comes from, such as `ROLECALL_TOKEN`; empty if it is unknown."""
+    data: str = field(default="", compare=False)
+    """The absolute path of the data folder of a cluster of `rolecall local`."""
+    is_guess: bool = field(default=False, compare=False)
+    """True if several clusters of `rolecall local` run, and neither the user nor the current folder names this one."""
 
     def is_exposed(self) -> bool:
         """Return whether calls leave this machine in clear text. Resolves the host, and doesn't count unknown ones."""
@@ -40,12 +48,19 @@ class Connection:
         return any(not is_loopback(address) and not has_address(address) for address in addresses)
 
 
-def store(connection: Connection) -> Path:
-    """Write `connection` to a file that only its owner can read; returns the path."""
-    path = connection_file()
+@contextmanager
+def stored(connection: Connection) -> Generator[Path]:
+    """Lets the other commands find this cluster of `rolecall local` as long as it runs; yields its connection file."""
+    path = connection_file(connection.data)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_secret(path, json.dumps({"url": connection.url, "token": connection.token}))
-    return path
+    write_secret(path, json.dumps({"url": connection.url, "token": connection.token, "data": connection.data}))
+    # The lock ends with this process, so that the file of a killed cluster counts for nothing.
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def write_secret(path: Path, text: str) -> None:
@@ -56,38 +71,49 @@ def write_secret(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def forget(connection: Connection, earlier: Connection | None) -> None:
-    """Remove the stored cluster if it is still this one; store the `earlier` one again if it still runs."""
-    if stored() != connection:
-        return
-    if earlier is not None and _listens(earlier):
-        store(earlier)
-    else:
-        connection_file().unlink(missing_ok=True)
+def running() -> list[Connection]:
+    """The running clusters of `rolecall local`, the one that started last first."""
+    found: list[tuple[int, Connection]] = []
+    for path in connection_files():
+        try:
+            with path.open() as file:
+                if _is_locked(file):
+                    content, stored_ns = json.load(file), os.fstat(file.fileno()).st_mtime_ns
+                    one = Connection(content["url"], content["token"], origin=str(path), data=content["data"])
+                    found.append((stored_ns, one))
+        except FileNotFoundError:
+            continue  # It has just ended.
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(f"{path} can't be read ({error}); remove it, or pass --url and --token") from None
+    return [connection for _, connection in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
-def _listens(connection: Connection) -> bool:
+def _is_locked(file: TextIO) -> bool:
     try:
-        url = urlsplit(connection.url)
-        with socket.create_connection((url.hostname or "", url.port or 80), timeout=1):
-            return True
-    except (OSError, ValueError):
-        return False
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
-def stored() -> Connection | None:
-    """The cluster that `rolecall local` stored, or None."""
+def _choose(clusters: Sequence[Connection]) -> Connection | None:
+    """The cluster with its data folder in the current folder or the nearest parent, or else the first one."""
     try:
-        content = json.loads(connection_file().read_text())
-        return Connection(content["url"], content["token"], origin=str(connection_file()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"{connection_file()} can't be read ({error}); remove it, or pass --url") from None
+        here = Path.cwd()
+    except FileNotFoundError:  # It has been removed.
+        here = Path("/")
+
+    def nearness(cluster: Connection) -> int:
+        folder = Path(cluster.data).parent
+        return len(folder.parts) if here.is_relative_to(folder) else 0
+
+    most = max(map(nearness, clusters), default=0)
+    equal = [cluster for cluster in clusters if nearness(cluster) == most]
+    return replace(equal[0], is_guess=len(equal) > 1) if equal else None
 
 
 def find(url: str | None, token: str | None, origin: str = "--token") -> Connection:
-    """Complete the options with values from the environment and the stored cluster.
+    """Complete the options with values from the environment and a running `rolecall local`.
 
     `origin` names the place of `token`, if it is not the one of the environment.
     """
@@ -98,15 +124,20 @@ def find(url: str | None, token: str | None, origin: str = "--token") -> Connect
     # The TLS settings come from the same variables as those of a node.
     ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
     trust = Trust(ca=ca, name=name or None) if ca else None
-    local = None if url and token else stored()
+    clusters = [] if url and token else running()
+    if url:
+        same = (one for one in clusters if _with_one_loopback(one.url) == _with_one_loopback(url.rstrip("/")))
+        local = next(same, None)
+    else:
+        local = _choose(clusters)
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
     if "://" not in address:
         raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
     if token:
-        return Connection(address, token, trust, origin)
-    if local and _with_one_loopback(local.url) == _with_one_loopback(address):
+        return Connection(address, token, trust, origin, is_guess=local is not None and local.is_guess)
+    if local:
         return local  # With its own address: another user's program may listen at another name of this machine.
-    if not (url or local):
+    if not url:
         raise Unreachable(
             "no cluster of `rolecall local` is running on this machine; if one is starting, wait until it prints "
             "`ready`; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL",
