@@ -1,4 +1,4 @@
-"""Requests of many tiny parts are refused before they are parsed; others are parsed as by h11."""
+"""Requests of many tiny parts or with an ambiguous end are refused; others are parsed as by h11."""
 
 import h11
 import pytest
@@ -99,3 +99,42 @@ def test_a_trailer_has_a_maximum_of_lines(last: bytes) -> None:
     ):
         with pytest.raises(h11.RemoteProtocolError, match="too many lines"):
             events(*received)
+
+
+@pytest.mark.parametrize(
+    ("begin", "fields"),
+    [
+        (b"POST / HTTP/1.1", b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n"),
+        (b"POST / HTTP/1.1", b"content-length: 5\r\ntransfer-encoding: Chunked\r\n"),
+        (b"POST / HTTP/1.0", b"Transfer-Encoding: chunked\r\n"),
+        (b"POST / HTTP/1.1", b"Transfer-Encoding:\r\n chunked\r\n"),
+        (b"POST / HTTP/1.1", b"Content-Length:\n\t5\r\n"),
+        (b"POST / HTTP/1.1", b"X: a\r\n Content-Length: 5\r\n"),
+        (b"POST / HTTP/1.1", b"Content-Length: 5\r\nContent-Length: 6\r\n"),
+        (b"POST / HTTP/1.1", b"Content-Length: 5, 6\r\n"),
+        (b"POST / HTTP/1.1", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        (b"POST / HTTP/1.1", b"Transfer-Encoding : chunked\r\n"),
+    ],
+)
+def test_a_request_with_an_ambiguous_end_is_refused(begin: bytes, fields: bytes) -> None:
+    smuggled = b"0\r\n\r\nGET /jobs HTTP/1.1\r\nHost: master\r\n\r\n"
+    connection = BoundedConnection(64 << 10)
+    connection.receive_data(begin + b"\r\nHost: master\r\n" + fields + b"\r\n" + smuggled)
+    with pytest.raises(h11.RemoteProtocolError):
+        connection.next_event()
+    assert connection.their_state is h11.ERROR
+
+
+def test_a_folded_trailer_is_refused_and_a_body_that_looks_folded_is_not() -> None:
+    with pytest.raises(h11.RemoteProtocolError, match="a folded line"):
+        events(HEAD + chunks(5) + b"0\r\nX: a\r\n b\r\n\r\n")
+    found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: 4\r\n\r\n\n a\n", HEAD[:4])
+    assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == b"\n a\n"
+    found = events(HEAD + b"4\r\n\n b\n\r\n0\r\n\r\n")
+    assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == b"\n b\n"
+
+
+@pytest.mark.parametrize("value", [b"5\r\nContent-Length: 5", b"5, 5"])
+def test_equal_lengths_are_one_length(value: bytes) -> None:
+    found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: " + value + b"\r\n\r\nhello")
+    assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == b"hello"

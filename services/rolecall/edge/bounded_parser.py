@@ -1,7 +1,11 @@
-"""An HTTP parser that refuses requests of many tiny parts.
+"""An HTTP parser that refuses requests of many tiny parts, and requests whose end is ambiguous.
 
 h11 parses header lines and chunks one by one, in Python and on the event loop, before anyone checks a token: 20,000
 header lines of one letter take 0.2 s, and as many chunks of one byte take longer than a second.
+
+If a proxy and this server disagree on where a body ends, a client can smuggle a request past the proxy. h11 accepts
+three forms that servers and proxies read differently, and that RFC 9112 lets a server refuse: `Transfer-Encoding` with
+`Content-Length`, `Transfer-Encoding` in HTTP/1.0, and header fields that continue on the next line.
 """
 
 import re
@@ -15,6 +19,7 @@ MAX_SMALL_CHUNKS = 100
 """The most chunks of a body, and one more for each `CHUNK_BYTES` of it."""
 CHUNK_BYTES = 256
 _END = re.compile(rb"\n\r?\n")
+_FOLD = re.compile(rb"\n[ \t]")
 _LAST_CHUNK = re.compile(rb"(?:\r?\n)?0+(?:;[^\n]*)?[ \t]*\r?\n")
 """The line of the chunk of size 0, after what h11 has not read of the previous chunk's end."""
 
@@ -28,7 +33,7 @@ class BoundedConnection(h11.Connection):
         self._awaits_chunk = self._is_in_trailer = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's. Also raises `RemoteProtocolError` for a head, a trailer or a body of too many parts."""
+        """As h11's. Also raises `RemoteProtocolError` for too many parts, and for a request with an ambiguous end."""
         if self._awaits_chunk:
             self._is_in_trailer = self._is_in_trailer or _LAST_CHUNK.match(self.trailing_data[0]) is not None
         if self._is_in_trailer or self.their_state is h11.IDLE:
@@ -36,7 +41,10 @@ class BoundedConnection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
-            self._awaits_chunk = any(name == b"transfer-encoding" for name, _ in event.headers)
+            names = {name for name, _ in event.headers}
+            self._awaits_chunk = b"transfer-encoding" in names
+            if self._awaits_chunk and (b"content-length" in names or event.http_version < b"1.1"):
+                self._refuse("Transfer-Encoding is valid only in HTTP/1.1 and without Content-Length")
         elif isinstance(event, h11.Data):
             # Only between two chunks: the bytes of a body can look like anything.
             self._awaits_chunk = event.chunk_end
@@ -49,10 +57,13 @@ class BoundedConnection(h11.Connection):
         return event
 
     def _check_lines(self, buffered: bytes) -> None:
-        """Refuse a head or a trailer that is too long already."""
-        end = _END.search(buffered)
-        if buffered.count(b"\n", 0, end.start() if end else len(buffered)) > MAX_LINES:
+        """Refuse a head or a trailer that is too long already, or that has a folded line."""
+        found = _END.search(buffered)
+        end = found.start() if found else len(buffered)
+        if buffered.count(b"\n", 0, end) > MAX_LINES:
             self._refuse("the head or the trailer has too many lines")
+        if _FOLD.search(buffered, 0, end):
+            self._refuse("the head or the trailer has a folded line")
 
     def _refuse(self, problem: str) -> NoReturn:
         """As h11 for its own errors, so that nothing more is parsed."""
