@@ -1,4 +1,4 @@
-"""All credentials in URLs are redacted, and no other text is changed."""
+"""Credentials in URLs and named secrets are redacted, and no other text is changed."""
 
 import logging
 import time
@@ -55,6 +55,46 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given_text", "shown"),
+    [
+        (rf"postgresql:\/\/me:{SECRET}@db\/name", r"postgresql:\/\/***@db\/name"),
+        (
+            f"postgresql://me:p%40{SECRET}@db1:5432,db2:5432/name?options=-cx%3Dy",
+            "postgresql://***@db1:5432,db2:5432/name?options=***",
+        ),
+        (f"user=me password={SECRET} dbname=x", "user=me password=*** dbname=x"),
+        (rf"user=me password='it\'s {SECRET}' dbname=x", "user=me password='***' dbname=x"),
+        (f"ROLECALL_TOKEN={SECRET} AWS_SECRET_ACCESS_KEY={SECRET}/x", "ROLECALL_TOKEN=*** AWS_SECRET_ACCESS_KEY=***"),
+        (f"PGPASSWORD=a'b;{SECRET}", "PGPASSWORD=***"),
+        (f"A_KEY='one\n{SECRET}'\nB=2", "A_KEY='***'\nB=2"),
+        (f"A_KEY='one\n{SECRET}", "A_KEY='***'"),
+        (f"environ({{'A_TOKEN': '{SECRET}', 'B': '2'}})", "environ({'A_TOKEN': '***', 'B': '2'})"),
+        (rf'{{"A_TOKEN": "a\"{SECRET}", "b": 2}}', '{"A_TOKEN": "***", "b": 2}'),
+        (rf'"{{\"api_key\":\"{SECRET}\",\"b\":2}}"', r'"{\"api_key\":\"***\",\"b\":2}"'),
+        (f"AccountName=x;AccountKey={SECRET};", "AccountName=x;AccountKey=***"),
+        (f"Authorization: Bearer {SECRET}", "Authorization: Bearer ***"),
+        (f"[(b'authorization', b'Basic {SECRET}==')]", "[(b'authorization', b'Basic ***')]"),
+        (rf"Illegal header value b'Bearer {'a' * 64}\n'", r"Illegal header value b'Bearer ***\n'"),
+        (
+            f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----\nmore",
+            "***\nmore",
+        ),
+    ],
+)
+def test_named_secrets_are_hidden(given_text: str, shown: str) -> None:
+    assert redact_text(given_text) == shown
+    assert redact_text(shown) == shown
+    assert redact([given_text]) == [shown]
+
+
+def test_the_values_of_secret_fields_are_hidden() -> None:
+    given_value = {"storage": {"secret_key": SECRET, "HF_TOKEN": SECRET, "sort_key": "a", "password": None}}
+    assert redact(given_value) == {
+        "storage": {"secret_key": "***", "HF_TOKEN": "***", "sort_key": "a", "password": None}
+    }
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "s3://bucket/folder@v2/*.csv",
@@ -74,6 +114,13 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
         "'https://host/x', 'me@example.com'",
         "see http://host: mail me@example.com",
         "s3://bucket/a file's name@v2 | me@example.com",
+        "--label 'a' has no value; use KEY=VALUE",
+        "sort_key=a, pad_token='<pad>', tokens=512",
+        "ROLECALL_TLS_KEY=/srv/tls.key can't be read",
+        "ROLECALL_TOKEN: it is too short; GRAFANA_PASSWORD is not set",
+        "password: it must be text",
+        "write it as 'Authorization: Bearer TOKEN', or from a browser as a bearer token",
+        'Bearer realm="rolecall"',
     ],
 )
 def test_other_text_is_unchanged(text: str) -> None:
@@ -132,6 +179,15 @@ def test_a_url_that_is_cut_is_hidden() -> None:
         "?a=b",
         "&a=",
         "::a://b:c",
+        "A_KEY=",
+        "A_KEY=\\",
+        "A_KEY='",
+        '"A_KEY": "',
+        "\\",
+        "bearer ",
+        "authorization: ",
+        "-----BEGIN PRIVATE KEY-----",
+        ":\\/\\/a:b",
     ],
 )
 def test_it_takes_linear_time(repeated: str) -> None:
