@@ -73,6 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"deadline_s": -1}, "deadline_s", "greater than 0", "a number > 0 and ≤ 10^9 or null"),
     ({"name": "a\0b"}, "name", "can't be printed", "printable"),
     ({"name": "\u3164"}, "name", "can't be printed", "printable"),
+    ({"name": "a\u200db"}, "name", "can't be printed", "without invisible characters"),
+    ({"name": "a" + "\u0301" * 5}, "name", "more than 4 combining marks in a row", "at most 4 marks on a letter"),
     ({"name": "   "}, "name", "it shows nothing", "or no name"),
 ]
 

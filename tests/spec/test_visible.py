@@ -1,6 +1,6 @@
 import pytest
 
-from rolecall.spec.visible import is_blank, is_printable, listed, one_line, visible, visible_log
+from rolecall.spec.visible import is_blank, is_printable, listed, one_line, stacks_marks, visible, visible_log
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,14 @@ def test_characters_that_show_nothing_are_not_printable(blank: str) -> None:
     assert not is_printable(blank)
 
 
-@pytest.mark.parametrize("name", ["run 3", "한국어", "é", "e\u0301", "⚙\ufe0f", "—", "日本", "🚀"])
+@pytest.mark.parametrize(
+    "name",
+    ["run 3", "한국어", "é", "e\u0301", "⚙\ufe0f", "—", "日本", "🚀", "a" + "\u0301" * 4, "שָּׁ", "e\u0302\u0301" * 40],
+)
 def test_names_in_any_language_are_printable_and_not_blank(name: str) -> None:
     assert is_printable(name)
     assert not is_blank(name)
+    assert not stacks_marks(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "\ufe0f", " \u0301 "])
@@ -53,3 +57,8 @@ def test_a_text_of_spaces_and_marks_is_blank(name: str) -> None:
 )
 def test_long_lists_are_cut(count: int, text: str) -> None:
     assert listed([f"n{number}" for number in range(count)], 3) == text
+
+
+@pytest.mark.parametrize("name", ["a" + "\u0301" * 5, "run a" + "\u0300\u0316\u20dd\u0327\u0489" + " 3"])
+def test_many_marks_on_a_letter_are_found(name: str) -> None:
+    assert stacks_marks(name)

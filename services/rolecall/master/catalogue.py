@@ -21,7 +21,7 @@ from rolecall.spec.job import JobRequest
 from rolecall.spec.numbers import counted
 from rolecall.spec.resources import Resources, RoleDemand, RoleRequest, count_and_resources
 from rolecall.spec.role import Role
-from rolecall.spec.visible import is_blank, is_printable
+from rolecall.spec.visible import MAX_MARKS, is_blank, is_printable, stacks_marks
 from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
 
@@ -109,7 +109,14 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 def check_name(name: str) -> list[FieldError]:
     """The error of a job's name, if it has one."""
     if not is_printable(name):
-        return [field_error("name", "it has characters that can't be printed", name, "printable text")]
+        return [
+            field_error(
+                "name", "it has characters that can't be printed", name, "printable text, without invisible characters"
+            )
+        ]
+    if stacks_marks(name):
+        message = f"it has more than {MAX_MARKS} combining marks in a row"
+        return [field_error("name", message, name, f"text with at most {MAX_MARKS} marks on a letter")]
     if name and is_blank(name):
         return [field_error("name", "it shows nothing", name, "text with a letter, a digit or a sign, or no name")]
     return []

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Collection
-from itertools import islice
+from itertools import groupby, islice
 
 # C0 except tab and line feed, DEL, C1, bidirectional control characters, the separators of lines and paragraphs, and
 # lone surrogates: depending on the locale, Python prints them as any bytes, which can be control characters, or raises.
@@ -20,6 +20,11 @@ _IN_LOG = re.compile(rf"(\x1b\[[0-9;]*m|\r)|[{_CONTROL}]")
 _BLANK = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]")
 
 
+MAX_MARKS = 4
+"""The most combining marks in a row in a name, as in Unicode's UTS #39. More cover the lines above and below."""
+_MARKS = {"Mn", "Me"}
+
+
 def is_printable(text: str) -> bool:
     """Return whether every character can be printed, and shows something or is a space."""
     return text.isprintable() and not _BLANK.search(text)
@@ -27,7 +32,12 @@ def is_printable(text: str) -> bool:
 
 def is_blank(text: str) -> bool:
     """Return whether a printable text shows nothing: it has only spaces, and marks for no letter."""
-    return all(one.isspace() or unicodedata.category(one) in {"Mn", "Me"} for one in text)
+    return all(one.isspace() or _is_mark(one) for one in text)
+
+
+def stacks_marks(text: str) -> bool:
+    """Return whether more than `MAX_MARKS` combining marks follow each other."""
+    return any(is_mark and len(list(run)) > MAX_MARKS for is_mark, run in groupby(text, _is_mark))
 
 
 def visible(text: str) -> str:
@@ -54,6 +64,10 @@ def listed(names: Collection[str], most: int = 10) -> str:
     """Up to `most` names, separated by commas, and the number of the others."""
     more = len(names) - most
     return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_mark(one: str) -> bool:
+    return unicodedata.category(one) in _MARKS
 
 
 def _escaped(found: re.Match[str]) -> str:
