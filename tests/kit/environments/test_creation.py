@@ -78,3 +78,20 @@ def test_the_step_after_an_end_starts_again() -> None:
         _, rewards, terminated, truncated, _ = vector.step(np.array([0, 1]))
         assert not np.stack([rewards, terminated, truncated]).any()
         vector.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"id": "FrozenLake-v1", "kwargs": {"map_name": "9x9"}}, "KeyError: '9x9'"),
+        ({"id": "FrozenLake-v1", "kwargs": {"reward_schedule": [1]}}, "IndexError: list index out of range"),
+        (
+            {"wrappers": [{"entry_point": "FrameStackObservation", "kwargs": {"stack_size": 10**14}}]},
+            "Unable to allocate",
+        ),
+        ({"wrappers": [{"entry_point": "FrameStackObservation", "kwargs": {"stack_size": 2**63}}]}, "OverflowError: "),
+    ],
+)
+def test_errors_in_arguments_are_errors_of_the_environment(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=f"can't be created on this node: .*{why}"):
+        creation.check(environment(**given))

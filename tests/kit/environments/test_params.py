@@ -35,3 +35,12 @@ def test_ids_of_the_old_gym(given: dict[str, str], expected: str) -> None:
 def test_vector_implementations_take_no_wrappers() -> None:
     with pytest.raises(ValidationError, match="need vectorization: loop"):
         Environment.model_validate({"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]})
+
+
+def test_arguments_have_a_maximum_size() -> None:
+    largest_map = {"desc": ["S" + "F" * 98 + "G"] * 150}
+    assert Environment.model_validate({"id": "FrozenLake-v1", "kwargs": largest_map}).kwargs == largest_map
+    too_many = {"a": "F" * 20_000}
+    for given in ({"kwargs": too_many}, {"wrappers": [{"entry_point": "FlattenObservation", "kwargs": too_many}]}):
+        with pytest.raises(ValidationError, match="20,009 characters as JSON; at most 16,384 are allowed"):
+            Environment.model_validate({"id": "FrozenLake-v1", **given})

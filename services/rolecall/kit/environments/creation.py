@@ -22,7 +22,17 @@ from rolecall.spec.visible import one_line
 
 Env = gymnasium.Env[Any, Any]
 
-_CREATION_ERRORS = (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError, OSError)
+_CREATION_ERRORS = (
+    gymnasium.error.Error,
+    ImportError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    OSError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
 _REFUSED_WRAPPERS = {
     "ArrayConversion": "policies take NumPy arrays",
     "HumanRendering": "workers have no screen",
@@ -45,7 +55,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
     except _CREATION_ERRORS as error:
-        why = f"can't be created on this node: {shorten_error(str(error))}"
+        why = f"can't be created on this node: {_shown(error)}"
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
         raise InputError(f"the environment {environment.id!r} has the type {type(made).__name__}, not gymnasium.Env")
@@ -68,7 +78,7 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
     except _CREATION_ERRORS as error:
         raise InputError(
             f"the environment {environment.id!r} has no vector implementation that can be created on this node "
-            f"({error}); set environment.vectorization to loop"
+            f"({_shown(error)}); set environment.vectorization to loop"
         ) from error
 
 
@@ -102,6 +112,11 @@ def reward_threshold(environment: Environment) -> float:
             "give the target return as a number"
         )
     return float(threshold)
+
+
+def _shown(error: Exception) -> str:
+    # The text of some errors is only a name or a number, such as that of a `KeyError`.
+    return shorten_error(f"{type(error).__name__}: {error}")
 
 
 def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:

@@ -1,14 +1,27 @@
 """Parameters of environments. Torch-free; docstrings are the API's descriptions."""
 
+import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rolecall.kit.params import Count, Name, to_object, to_tuple
 from rolecall.spec import workload
 from rolecall.spec.bounds import matching
 
 _LEGACY = "gym:"
+_MAX_ARGUMENT_CHARS = 16_384
+
+
+def _bounded(arguments: dict[str, Any]) -> dict[str, Any]:
+    # Environments build tables from arguments: a map of FrozenLake with 1 MB takes a minute and 2 GB in each one.
+    if (size := len(json.dumps(arguments, ensure_ascii=False))) > _MAX_ARGUMENT_CHARS:
+        raise ValueError(f"it has {size:,} characters as JSON; at most {_MAX_ARGUMENT_CHARS:,} are allowed")
+    return arguments
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(_bounded)]
+"""Keyword arguments, which every environment of every observer gets."""
 
 
 class Wrapper(workload.Params):
@@ -21,8 +34,8 @@ class Wrapper(workload.Params):
     ]
     """Name of a class in `gymnasium.wrappers`, such as `FlattenObservation`, or `package.module:Class` if the operator
     allows it."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the wrapper."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the wrapper, with at most 16,384 characters as JSON."""
 
 
 EnvironmentId = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -35,8 +48,8 @@ class Environment(workload.Params):
     """An id in Gymnasium's registry (`CartPole-v1`) or in that of the old Gym (`gym:CartPole-v1`, needs the extra
     `rolecall[gym]`), an id that a module registers (`package.module:Name-v0`), or an `Env` class or function
     (`package.module:Class`). The operator must allow the module, as for builders."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the environment, with at most 16,384 characters as JSON."""
     max_episode_steps: Count | None = None
     """Maximum number of steps of an episode; by default the id's own limit, or none for an entry point."""
     wrappers: Annotated[
