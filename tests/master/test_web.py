@@ -88,6 +88,12 @@ async def test_malformed_headers_of_browsers_are_no_defects(client: Client) -> N
     assert refused.status_code == 403
 
 
+async def test_a_program_that_logs_in_learns_to_use_the_api(client: Client) -> None:
+    refused = await client.http.post("/ui/login", data={"token": TOKEN})
+    assert (refused.status_code, "set-cookie" in refused.headers) == (403, False)
+    assert "Programs use the API instead, with the header Authorization: Bearer TOKEN." in refused.text
+
+
 async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Client) -> None:
     session = await session_of(client)
     for path in (*PAGES, "/docs"):

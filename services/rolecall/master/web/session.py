@@ -22,7 +22,11 @@ async def form(request: Request, next: str = "/") -> Response:
 async def log_in(request: Request, master: Running) -> Response:
     """Start a session for the token of the form, and return to the page that asked for it."""
     if not is_same_origin(request.headers):
-        return render(request, "login.html", next="/", error="Log in from this page.", status=403)
+        error = (
+            "The request did not come from this page: its header Sec-Fetch-Site or Origin does not name this address. "
+            "Log in from this page. Programs use the API instead, with the header Authorization: Bearer TOKEN."
+        )
+        return render(request, "login.html", next="/", error=error, status=403)
     length = request.headers.get("content-length", "")
     is_small = length.isascii() and length.isdigit() and int(length) <= _MAX_BODY
     fields = parse_qs((await request.body()).decode(errors="replace")) if is_small else {}
