@@ -62,6 +62,23 @@ def test_an_overlay_and_its_settings_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "kustomization.yaml").read_text() == before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "is_used"),
+    [
+        ("- {}", True),
+        ('  -  "{}/" # The database', True),
+        ("# - {}", False),
+        ("  # see {}", False),
+    ],
+)
+def test_only_an_entry_uses_a_component(tmp_path: Path, entry: str, is_used: bool) -> None:
+    overlay, component = (os.path.relpath(K8S / part, tmp_path) for part in ("overlays/cpu", "components/postgres"))
+    kustomization = f"resources:\n  - {overlay}\ncomponents:\n{entry.format(component)}\n"
+    (tmp_path / "kustomization.yaml").write_text(kustomization)
+    assert ("rolecall-database" in secrets(printed(tmp_path))) is is_used
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
