@@ -4,6 +4,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -62,6 +63,20 @@ async def test_a_timeline_is_saved_in_each_form(master: Client, tmp_path: Path) 
     nowhere = str(tmp_path / "none/saved")
     done = await answered(master, node, TIMELINE, "timeline", job, "-o", nowhere)
     assert (done.code, f"can't write {nowhere}" in done.err) == (2, True)
+
+
+async def test_a_timeline_has_a_name_that_git_ignores(
+    master: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = [one for one in (Path(__file__).parents[2] / ".gitignore").read_text().split() if one.startswith("/")]
+    job, node, _ = await running(master)
+    monkeypatch.chdir(tmp_path)
+    for form, suffix in (("trace", "trace.json"), ("svg", "svg"), ("json", "json")):
+        done = await answered(master, node, TIMELINE, "timeline", job, "--format", form)
+        assert done.out.strip() == f"{job}-timeline.{suffix}"
+        assert (tmp_path / done.out.strip()).is_file()
+    for name in (f"{job}-timeline.svg", f"{job}-schedule.svg", f"{job}-step-4.zip", f"{job}-profile-trainer-0.json.gz"):
+        assert any(fnmatch(f"/{name}", one) for one in ignored), name
 
 
 async def test_stacks_name_the_worker_and_those_that_do_not_answer(master: Client) -> None:

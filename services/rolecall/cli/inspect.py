@@ -17,7 +17,7 @@ from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent, ThreadStack
 from rolecall.spec.role import Role
 
 _POLL_S = 0.5
-_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json", "schedule": "schedule.svg"}
+_SUFFIXES = {"trace": "timeline.trace.json", "svg": "timeline.svg", "json": "timeline.json", "schedule": "schedule.svg"}
 Form = Annotated[
     Literal["trace", "svg", "json", "schedule"],
     typer.Option(
@@ -25,7 +25,15 @@ Form = Annotated[
         help="trace: for https://ui.perfetto.dev; svg: a picture; schedule: a pipeline, measured and planned; json.",
     ),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write to this file; by default ID-timeline.trace.json, .svg or .json, or ID-schedule.svg.",
+    ),
+]
 Steps = Annotated[
     int | None, typer.Option("--steps", min=1, max=64, help="Include only this many of the newest steps.")
 ]
@@ -52,7 +60,7 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Save a timeline of each worker's recent steps. Ended jobs have one too, unless their workers were killed."""
-    path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
+    path = output or Path(f"{Path(job).name}-{_SUFFIXES[form]}")
     with connect(url, token) as client:
         chosen = {"steps": steps, "attempt": attempt}
         client.save_timeline(job, {"format": form} | {name: of for name, of in chosen.items() if of is not None}, path)
