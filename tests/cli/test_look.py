@@ -212,6 +212,32 @@ async def test_a_comparison_on_a_terminal_shows_where_long_values_differ(
     assert "same" * 15 not in row
 
 
+@pytest.mark.parametrize(("count", "width", "first"), [(2, 60, "name"), (4, 80, "name"), (5, 80, "1"), (9, 120, "1")])
+async def test_a_comparison_on_a_narrow_terminal_wraps_no_cell(
+    master: Client, monkeypatch: pytest.MonkeyPatch, count: int, width: int, first: str
+) -> None:
+    names = [f"adagrad, learning rate 0.0{number} and three epochs" for number in range(count)]
+    jobs = [await master.submit(name=name, params={"steps": len(names) - at}) for at, name in enumerate(names)]
+    ids = [job["id"] for job in jobs]
+    whole = (await run_at(master, "compare", *ids)).out.splitlines()
+    assert whole[0].split() == ["DIFFERENCE", *ids], "a pipe gets everything"
+    sent = io.StringIO()
+    for module in ("output", "compare"):
+        terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=width)
+        monkeypatch.setattr(f"rolecall.cli.{module}.out", terminal)
+    assert (await run_at(master, "compare", *ids)).code == 0
+    shown = [text for text in sent.getvalue().splitlines() if text]
+    assert max(map(len, shown)) <= width
+    assert set(ids) <= set(sent.getvalue().split()), "ids are whole"
+    numbers = [str(number) for number in range(1, count + 1)]
+    key = ["JOB", *numbers] if first == "1" else []
+    own = [] if key else ["name"]
+    assert [text.split()[0] for text in shown] == [*key, "DIFFERENCE", *own, "steps", "none"], "each row is one line"
+    assert shown[-2].split() == ["steps", *reversed(numbers)]
+    if key:
+        assert shown[1].split() == ["1", ids[0], *names[0].split()]
+
+
 async def test_names_of_metrics_add_no_lines(master: Client) -> None:
     node = await one_trainer(master)
     job = (await master.submit(roles=ONE_TRAINER))["id"]

@@ -103,7 +103,13 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert page.evaluate("dashedLines") == 0, "a mark of the first attempt"
     expect(lines).not_to_have_text(first_lines)
     expect(lines).not_to_contain_text("[trainer-1]")
+    page.goto(f"{cluster.url}/")
+    # A tile's value is below its name, also in a card that is as high as others in its row.
+    expect(page.locator(".roles .tiles > div")).to_have_css("align-content", "start")
     check_phone_width(page, f"{cluster.url}/", ".roles .seat")
+    score = page.locator("[data-label=Score]", has_text="validation").first.bounding_box()
+    assert score
+    assert score["height"] < 30, "the name of a score is next to its value"
     expect(page.locator(".roles .seat", has_text="trainer-1")).to_contain_text("it's the original")
     check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
     check_phone_width(page, f"{cluster.url}/ui/compare?job={job}", ".u-legend")
@@ -507,6 +513,16 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
 
 
+RECORD_TEXTS = """
+    window.drawn = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        drawn.push(text);
+        draw.call(this, text, ...at);
+    };
+"""
+
+
 def check_phone_width(page: Page, url: str, *contents: str) -> None:
     """The page fits with these contents, some of which it loads later."""
     page.set_viewport_size({"width": 380, "height": 760})
@@ -594,11 +610,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
     ]
     attempts[0]["points"][-1] |= {"validation_auc": 500, "validation_loss": 500, "samples_per_s": 500, "epoch": 1}
     page.route(f"**/jobs/{jobs[0]}/metrics?*", lambda route: route.fulfill(json={"series": attempts}))
-    page.add_init_script(
-        "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
-        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at)"
-        "{ drawn.push(text); draw.call(this, text, ...at); }"
-    )
+    page.add_init_script(RECORD_TEXTS)
     page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
     expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc", "samples_per_s"])
     expect(page.locator(".u-legend").first).to_contain_text("first, attempt 2")
@@ -644,6 +656,24 @@ def test_curves_leave_out_steps_and_values_for_which_the_marks_of_an_axis_would_
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
 
+def test_a_curve_without_changes_has_a_scale_around_its_value(page: Page, cluster: Cluster) -> None:
+    job = cluster.submit(WAITING)
+    points = [{"step": 700, "loss": 579.0}]
+    series = {"attempt": 1, "rank": 0, "role": "trainer", "role_rank": 0, "points": points}
+    page.route(f"**/jobs/{job}/metrics?*", lambda route: route.fulfill(json={"series": [series]}))
+    page.add_init_script(RECORD_TEXTS)
+    page.goto(f"{cluster.url}/ui/jobs/{job}")
+    page.wait_for_function("() => drawn.includes('700') && drawn.includes('580')")
+    assert not {"0", "200", "1000", "1,000", "1200", "1,200"} & set(page.evaluate("drawn"))
+    page.get_by_label("Smoothing").fill("0.9")
+    points[:] = [{"step": step, "loss": 0.7} for step in range(800, 803)]  # Means of them differ in the last digits.
+    page.wait_for_function("() => drawn.includes('801') && drawn.includes('0.7')")
+    points[:] = [{"step": 5, "loss": 0.0}]
+    page.wait_for_function("() => drawn.includes('5') && drawn.includes('-0.5')")
+    assert not {"0.2", "0.4", "1.2", "1.5", "-100", "100"} & set(page.evaluate("drawn"))
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+
+
 def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster: Cluster) -> None:
     jobs = [cluster.submit(WAITING | {"name": name}) for name in ("long", "short")]
     points = [
@@ -657,10 +687,7 @@ def test_curves_of_one_chart_look_alike_and_fill_a_log_scale(page: Page, cluster
 
     page.route("**/metrics?*", answer)
     page.add_init_script(
-        "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
-        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at)"
-        "{ drawn.push(text); draw.call(this, text, ...at); };"
-        "window.markers = 0; const arc = Path2D.prototype.arc;"
+        RECORD_TEXTS + "window.markers = 0; const arc = Path2D.prototype.arc;"
         "Path2D.prototype.arc = function (...at) { markers += 1; arc.apply(this, at); }"
     )
     page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
@@ -765,6 +792,10 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     for path in ("/", "/ui/submit", "/ui/compare"):
         check_phone_width(page, f"{cluster.url}{path}")
     page.goto(f"{cluster.url}/")
+    brand, log_out = (page.locator(f".top {one}").bounding_box() for one in (".brand", ".who"))
+    assert brand
+    assert log_out
+    assert log_out["y"] < brand["y"] + brand["height"], "the menu has two rows"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     page.goto(f"{cluster.url}/docs")
@@ -773,5 +804,7 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     assert page.evaluate(background) < 64
     page.get_by_text("Submit a job", exact=True).first.click()
     expect(page.locator(".examples-select__section-label").first).to_have_css("color", "rgb(228, 230, 230)")
+    expect(page.locator(".responses-table").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
     page.get_by_role("link", name="Rolecall").first.click()
     expect(page).to_have_url(f"{cluster.url}/")

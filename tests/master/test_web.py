@@ -273,6 +273,13 @@ async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client:
     assert queue.count("waiting for 2 trainer slots") == 2, queue
 
 
+async def test_the_list_of_jobs_shows_the_workload_of_a_named_job_in_its_id_only(client: Client) -> None:
+    job = (await client.submit(name="named"))["id"]
+    page = (await client.http.get("/", headers=await session_of(client))).text
+    jobs = page.partition('id="jobs"')[2]
+    assert f'<span class="note">{job}</span>' in jobs
+
+
 async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Path) -> None:
     page = (await client.http.get("/ui/login")).text
     assert "://" not in page

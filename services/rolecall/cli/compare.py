@@ -11,7 +11,7 @@ from rolecall.cli.completion import job_ids
 from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import ARROWS, out, print_json, print_table, state
+from rolecall.cli.output import ARROWS, GAP, out, print_json, print_table, state, width
 from rolecall.cli.variants import direction, metrics
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, excerpts, have_one_workload
@@ -21,7 +21,9 @@ from rolecall.spec.visible import cut, one_line
 
 _RESULT = "result."
 _CHARS = 60
-"""Names and values can be long. A terminal shows about this many characters of each."""
+"""Names and values can be long. A terminal shows at most about this many characters of each."""
+_TITLE_CHARS, _VALUE_CHARS = 24, 10
+"""The room that a narrow terminal has at least for a name and for a value. Every number fits."""
 JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),
@@ -52,14 +54,23 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
             }
         )
         return
-    ids = [escape(job.id) for job in found]
     if not have_one_workload(found):
         out.print(OTHER_WORKLOADS, soft_wrap=False)
         out.print()
-    if rows := list(_rows(fields, found)):
-        print_table(("DIFFERENCE", *ids), rows)
+    headings = [escape(job.id) for job in found]
+    is_narrow = out.is_bounded and _TITLE_CHARS + sum(GAP + width(one) for one in headings) > out.width
+    if is_narrow:  # Ids as headings would have several lines.
+        headings = [str(place) for place, _ in enumerate(found, 1)]
+        key = [(place, escape(job.id), escape(job.name)) for place, job in zip(headings, found, strict=True)]
+        print_table(("JOB", "ID", "NAME"), key, shorten={"NAME": _VALUE_CHARS})
+        out.print()
+    room = max(_VALUE_CHARS, (out.width - _TITLE_CHARS) // len(found) - GAP)
+    titles = dict.fromkeys(("DIFFERENCE", "METRIC"), _TITLE_CHARS)
+    shorten = titles | dict.fromkeys(headings, room) if out.is_bounded else {}
+    if rows := list(_rows(fields, found, min(room, _CHARS), with_names=not is_narrow)):
+        print_table(("DIFFERENCE", *headings), rows, shorten=shorten)
     else:
-        out.print("the jobs have the same state, name, workload, roles and parameters")
+        out.print(f"the jobs have the same state,{'' if is_narrow else ' name,'} workload, roles and parameters")
     out.print()
     rows = [
         (
@@ -68,7 +79,7 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         )
         for name in names
     ]
-    print_table(("METRIC", *ids), rows, empty="none of the jobs has metrics")
+    print_table(("METRIC", *headings), rows, shorten=shorten, empty="none of the jobs has metrics")
 
 
 def _schemas(client: Client, jobs: Sequence[JobDocument]) -> dict[str, Mapping[str, Any]]:
@@ -80,14 +91,19 @@ def _schemas(client: Client, jobs: Sequence[JobDocument]) -> dict[str, Mapping[s
     return found
 
 
-def _rows(fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDocument]) -> Iterator[tuple[str, ...]]:
-    """The state, the name and the other fields, each only if the jobs differ in it."""
+def _rows(
+    fields: Sequence[tuple[str, list[str | None]]], found: Sequence[JobDocument], chars: int, *, with_names: bool
+) -> Iterator[tuple[str, ...]]:
+    """The state, the name and the other fields, each only if the jobs differ in it.
+
+    On a terminal, a value has about `chars` characters.
+    """
     if len({job.state for job in found}) > 1:
         yield ("state", *(state(job) for job in found))
     names: list[str | None] = [job.name or None for job in found]
-    for name, values in [("name", names), *fields] if len(set(names)) > 1 else fields:
+    for name, values in [("name", names), *fields] if with_names and len(set(names)) > 1 else fields:
         shown = [value if value is None else one_line(value) for value in values]
         title = one_line(name.removeprefix("params."))
         if out.is_bounded:
-            shown, title = excerpts(shown, _CHARS), cut(title, _CHARS)
+            shown, title = excerpts(shown, chars), cut(title, _CHARS)
         yield (escape(title), *("-" if value is None else escape(value or '""') for value in shown))

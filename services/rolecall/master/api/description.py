@@ -42,6 +42,8 @@ _PAGE = """<!DOCTYPE html>
 _STYLE = """nav { padding: 12px 20px 0; font: 14px sans-serif; }
 nav a { color: #2449c8; }
 .dark-mode nav a { color: #92adff; }
+/* On a phone, the table of an operation's responses is wider than the page. */
+.swagger-ui .responses-inner { overflow-x: auto; }
 html.dark-mode .swagger-ui .examples-select__section-label { color: #e4e6e6; }
 """
 # A file, because the content security policy allows no inline scripts.

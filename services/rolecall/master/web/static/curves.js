@@ -108,6 +108,16 @@ function logBounds(values) {
   return { range: [Math.max(10 ** (low - margin), Number.MIN_VALUE), Math.min(10 ** (high + margin), Number.MAX_VALUE)] };
 }
 
+// The bounds of a scale around a value that never changes: uPlot's own are 0 and twice the value.
+function steadyBounds(values) {
+  if (!values.length) return {};
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low > size * 1e-9) return {};
+  const margin = size / 10 || 1;
+  return { range: [Math.max(low - margin, -Number.MAX_VALUE), Math.min(high + margin, Number.MAX_VALUE)] };
+}
+
 // The marks of a log scale: powers of ten and between few of them twice and five times these; within a power of ten,
 // round values at equal distances.
 function logMarks(_plot, _axis, low, high) {
@@ -265,7 +275,7 @@ function startCurves(box) {
       smoothed(curve.points.map((point) => (log.checked && point[name] <= 0 ? null : point[name])), Number(weight.value)),
     ]);
     const [min, max] = zoom || whole;
-    const visible = tables.flatMap(([steps, values_]) => values_.filter((value, n) => value > 0 && steps[n] >= min && steps[n] <= max));
+    const visible = tables.flatMap(([steps, values_]) => values_.filter((value, n) => typeof value === "number" && steps[n] >= min && steps[n] <= max));
     if (log.checked && !visible.length) chart.about.textContent += " The log scale shows nothing, because no value here is above 0.";
     const isMarked = curves.every(({ points }) => points.length < MOST_MARKERS);
     const text = getComputedStyle(document.body).color;
@@ -277,7 +287,7 @@ function startCurves(box) {
     chart.plot = new uPlot(
       {
         ...sizeOf(chart),
-        scales: { x: { time: false, ...(min < max ? { min, max } : {}) }, y: log.checked ? { distr: 3, ...logBounds(visible) } : {} },
+        scales: { x: { time: false, ...(min < max ? { min, max } : { min: min - 1, max: max + 1 }) }, y: log.checked ? { distr: 3, ...logBounds(visible) } : steadyBounds(visible) },
         axes: [{ ...axis, label: "step", incrs: WHOLE }, { ...axis, size: 70, values, ...(log.checked ? { splits: logMarks, filter: (_, marks) => marks } : {}), ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
