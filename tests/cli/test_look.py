@@ -238,6 +238,26 @@ async def test_a_comparison_on_a_narrow_terminal_wraps_no_cell(
         assert shown[1].split() == ["1", ids[0], *names[0].split()]
 
 
+async def test_a_comparison_keeps_an_id_whole_that_is_longer_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LongNames(OtherParams):
+        learning_rate_of_all_trainers: float = 0.1
+
+    other = replace(TOY, name="a-workload-of-many-words", params=LongNames)
+    monkeypatch.setattr(harness, "CATALOGUE", Catalogue({"toy": TOY, other.name: other}))
+    async with on_master(tmp_path) as master:
+        params = {"learning_rate_of_all_trainers": 0.2}
+        ids = [(await master.submit(workload=other.name, params=params))["id"], (await master.submit())["id"]]
+        ids.append((await master.submit(name="a long name of many words " * 2))["id"])
+        sent = io.StringIO()
+        for module in ("output", "compare"):
+            terminal = Terminal(file=sent, highlight=False, soft_wrap=True, width=88)
+            monkeypatch.setattr(f"rolecall.cli.{module}.out", terminal)
+        assert (await run_at(master, "compare", *ids)).code == 0
+    assert ["DIFFERENCE", *ids] in [text.split() for text in sent.getvalue().splitlines()]
+
+
 async def test_names_of_metrics_add_no_lines(master: Client) -> None:
     node = await one_trainer(master)
     job = (await master.submit(roles=ONE_TRAINER))["id"]

@@ -65,8 +65,10 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         print_table(("JOB", "ID", "NAME"), key, shorten={"NAME": _VALUE_CHARS})
         out.print()
     room = max(_VALUE_CHARS, (out.width - _TITLE_CHARS) // len(found) - GAP)
-    titles = dict.fromkeys(("DIFFERENCE", "METRIC"), _TITLE_CHARS)
-    shorten = titles | dict.fromkeys(headings, room) if out.is_bounded else {}
+    shorten: dict[str, int] = {}
+    if out.is_bounded:  # Ids as headings stay whole, also if some are longer than others.
+        shorten = dict.fromkeys(("DIFFERENCE", "METRIC"), _TITLE_CHARS)
+        shorten |= {one: room if is_narrow else width(one) for one in headings}
     if rows := list(_rows(fields, found, min(room, _CHARS), with_names=not is_narrow)):
         print_table(("DIFFERENCE", *headings), rows, shorten=shorten)
     else:
