@@ -129,7 +129,7 @@ def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:
 
 def test_rollouts_arrive_in_shared_memory(watched: Cluster) -> None:
     """The weights are too small for it."""
-    submitted = watched.submit(endless(environments=16, algorithm={"name": "ppo", "steps": 512, "epochs": 1}))
+    submitted = watched.submit(endless(environments=32, algorithm={"name": "ppo", "steps": 512, "epochs": 1}))
     gang = workers(watched.until(submitted, past_step(5)))
     assert {name for name, one in gang.items() if has_shared_memory(submitted, one)} == gang.keys()
     watched.client.post(f"/jobs/{submitted}/cancel").raise_for_status()

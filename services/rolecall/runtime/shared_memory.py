@@ -35,7 +35,7 @@ from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.shared_memory import SHARED_MEMORY, block_name, presence_name
 
 _LOG = logging.getLogger(__name__)
-MIN_BYTES = 64 << 10
+MIN_BYTES = 128 << 10
 """The size from which a tensor is shared; smaller ones are sent faster than their place."""
 MAX_BLOCKS = 1024
 """The most blocks that a worker has at a time."""
