@@ -96,6 +96,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     first_lines = lines.text_content() or ""
     expect(page.locator(".gang")).to_contain_text("parameter-server-0")
     expect(curve.locator(".about").first).to_contain_text("lower is better")
+    expect(curve.locator(".u-legend .u-value").nth(1)).to_contain_text(re.compile("[0-9]"))  # Nothing is pointed at.
     expect(page.locator(".timeline h2")).to_have_text("Recent steps")
     expect(page.locator(".timeline svg")).to_contain_text("look-up, step")
     check_accessibility(page)

@@ -190,7 +190,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         assert ("<b>&lt;script&gt;alert(1)&lt;/scrip…</b> trainer-0</a>" in page) == bool(count), "its worker's slot"
         for address in ("/", "/?state=running", "/?state=failed"):
             listed = (await client.http.get(address, headers=session)).text
-            assert ("<dt>goodput</dt><dd>100 %</dd>" in listed) == bool(count), "of the running jobs"
+            assert ("<dt>goodput</dt><dd>100 %</dd>" in listed) == bool(count), listed
         shown = await client.http.get(f"/ui/jobs/{job}", headers=session)
         assert shown.status_code == (200 if count else 404)
         assert hostile not in shown.text

@@ -52,6 +52,7 @@ def test_numbers_and_times_are_short() -> None:
         "", "0 s", "0 s", "1 min", "1 min", "1 h 2 min", "1 d 1 h",
     ]  # fmt: skip
     assert texts.ago(NOW - timedelta(seconds=5), NOW) == "5 s ago"
+    assert texts.ago(NOW - timedelta(hours=1, minutes=59), NOW) == "1 h ago"
     assert [texts.percent(one) for one in (0.0, 0.874, 1.0)] == ["0 %", "87 %", "100 %"]
     assert [texts.number(one) for one in (12345, 0.000012345, 1234.5, 3.2456e24, True, "x")] == [
         "12,345",

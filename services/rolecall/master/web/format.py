@@ -25,8 +25,8 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """The time since `moment`, such as `3 min ago`; empty for None."""
-    return "" if moment is None else f"{duration((now - moment).total_seconds())} ago"
+    """The time since `moment` in its largest unit, such as `3 min ago`; empty for None."""
+    return "" if moment is None else f"{' '.join(duration((now - moment).total_seconds()).split()[:2])} ago"
 
 
 def measure(value: float, unit: str | None) -> str:

@@ -284,6 +284,9 @@ function startCurves(box) {
     const values = (_, ticks) => ticks.map((value) => (value === null ? "" : (Math.abs(value) < 1e7 ? Number(value.toPrecision(6)).toString() : Number(value.toPrecision(3)).toExponential())));
     frame.setAttribute("aria-label", `${name} by step, from step ${Math.ceil(min)} to step ${Math.floor(max)}`);
     chart.plot?.destroy();
+    const table = uPlot.join(tables);
+    // Where nothing is pointed at, the legend has the newest values.
+    const newest = table.map((column) => column.findLastIndex((value) => typeof value === "number"));
     chart.plot = new uPlot(
       {
         ...sizeOf(chart),
@@ -294,12 +297,16 @@ function startCurves(box) {
           ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: isMarked || curve.points.length < 2 } })),
         ],
         plugins: [attemptMarks(starts)],
-        hooks: { setSelect: [(one) => zoomTo(one.posToVal(one.select.left, "x"), one.posToVal(one.select.left + one.select.width, "x"))] },
+        hooks: {
+          setSelect: [(one) => zoomTo(one.posToVal(one.select.left, "x"), one.posToVal(one.select.left + one.select.width, "x"))],
+          setLegend: [(one) => { if (one.legend.idx === null) one.setLegend({ idxs: newest }, false); }],
+        },
         cursor: { drag: { setScale: false } },
       },
-      uPlot.join(tables),
+      table,
       frame,
     );
+    chart.plot.setLegend({ idxs: newest }, false);
     if (jobs.length > 1) chart.plot.root.querySelectorAll(".u-series").forEach((row, number) => { if (number) row.title = curves[number - 1].job; });
     chart.plot.over.addEventListener("dblclick", () => zoomTo(...whole));
   }
