@@ -2,7 +2,6 @@
 """The measurements of a worker about itself."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from rolecall.runtime.remote import tensor_bytes
 from rolecall.runtime.timeline import Timeline
 from rolecall.spec import metric
 from rolecall.spec.timeline import ACTIVITIES
-
-
-@dataclass
-class Rows:
-    rows: torch.Tensor
-    step: int
 
 
 def test_published_times_never_decrease() -> None:
@@ -63,5 +56,4 @@ def test_a_file_has_the_newest_values_alone(tmp_path: Path) -> None:
 def test_the_tensors_of_a_call_are_counted_wherever_they_are() -> None:
     tensor = torch.zeros(2, 3)
     assert tensor_bytes((tensor, [tensor, {"a": tensor}], "text", None, 3)) == 72
-    assert tensor_bytes([Rows(tensor, 3), Rows]) == 24
     assert tensor_bytes(torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (2,))) == 0

@@ -218,6 +218,21 @@ def test_a_worker_whose_role_only_serves_calls_stops_with_its_gang(tmp_path: Pat
         assert [type(workers.receive(rank)) for rank in range(3)] == [Stopped] * 3
 
 
+@pytest.mark.parametrize(("order", "end"), [("leave", "left"), ("stop", Stopped)])
+def test_a_worker_that_is_late_leaves_without_the_store(tmp_path: Path, order: str, end: object) -> None:
+    plan = Plan(gpus=("GPU-a", "GPU-a"), seconds={"_LEAVE_TIMEOUT_S": 0.2})
+    with gang(plan, tmp_path) as workers:
+        workers.publish_port()
+        for rank in range(2):
+            workers.receive(rank)
+        workers.ends[0].send("leave")
+        assert workers.receive(0) == "left"
+        workers.processes[0].join(ANSWER_S)
+        workers.ends[1].send(order)
+        found = workers.receive(1)
+        assert end in {found, type(found)}
+
+
 def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.OBSERVER, Role.OBSERVER), seconds={"_JOIN_TIMEOUT_S": 2.0})
     with gang(plan, tmp_path, ranks=[0, 1]) as workers:

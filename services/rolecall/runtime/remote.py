@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,8 +31,8 @@ def call(
 ) -> torch.futures.Future[Any]:
     """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none.
 
-    Large tensors in the arguments, and in their tuples, lists, dictionaries and dataclasses, go through shared memory
-    to workers of this machine.
+    Large tensors in the arguments, and in their tuples, lists and dictionaries, go through shared memory to workers of
+    this machine.
     """
     sent, name = time.perf_counter(), to if isinstance(to, str) else to.name
     answer = rpc.rpc_async(to, function, args=shared(arguments, name), timeout=timeout)
@@ -53,7 +52,7 @@ def _count(answer: torch.futures.Future[Any], sent: float, peer: str) -> None:
 
 
 def tensor_bytes(value: Any) -> int:
-    """The bytes of the tensors in a value and in its lists, tuples, dictionaries and dataclasses."""
+    """The bytes of the tensors in a value and in its lists, tuples and dictionaries."""
     match value:
         case torch.Tensor():
             return value.nbytes if value.layout is torch.strided else 0
@@ -61,8 +60,6 @@ def tensor_bytes(value: Any) -> int:
             return sum(map(tensor_bytes, value.values()))
         case list() | tuple():
             return sum(map(tensor_bytes, value))
-        case _ if is_dataclass(type(value)):
-            return sum(tensor_bytes(getattr(value, one.name, None)) for one in fields(value))
         case _:
             return 0
 

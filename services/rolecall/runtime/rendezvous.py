@@ -89,7 +89,8 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
         try:
             yield
         except Stopped:
-            store.set(_STOPPED, "")
+            with suppress(dist.DistError):  # As in `_leave_gang`.
+                store.set(_STOPPED, "")
             _leave_gang(launch, workload, store)
             raise
         if _leave_gang(launch, workload, store):
@@ -267,14 +268,16 @@ def _leave_gang(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store
         dist.destroy_process_group()
     if launch.worker.role in workload.expendable:
         return False
-    stopped = store.check([_STOPPED])
     if launch.worker.rank != 0:
-        store.set(f"left/{launch.worker.rank}", "1")
-        return stopped
+        with suppress(dist.DistError):  # Rank 0 has left with the store, because it waits only for a while.
+            stopped = store.check([_STOPPED])
+            store.set(f"left/{launch.worker.rank}", "1")
+            return stopped
+        return False
     others = [worker for worker in launch.gang.workers if worker.rank != 0 and worker.role not in workload.expendable]
     try:
         store.wait([f"left/{worker.rank}" for worker in others], timedelta(seconds=_LEAVE_TIMEOUT_S))
     except dist.DistStoreError:
         text = "not all workers of the gang reported within %.0f s that they left"
         _LOG.warning(text, _LEAVE_TIMEOUT_S, extra=about("leave_timeout"))
-    return stopped
+    return store.check([_STOPPED])

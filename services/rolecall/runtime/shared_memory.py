@@ -18,9 +18,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
-from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from operator import is_
 from typing import Any, NamedTuple, cast
 
@@ -49,11 +47,11 @@ _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 def shared(value: Any, receiver: str) -> Any:
     """The same value for a message to the worker `receiver`, such as `trainer-0`, which must unpickle it exactly once.
 
-    If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists,
-    dictionaries and dataclasses, in shared memory. They are its own, like all tensors in messages, except that it can't
-    resize them, and that processes which it forks must not use them. The sender must not end before they have arrived.
-    Other tensors are sent as usual: those that are small, on a GPU or need gradients. So are all that would need new
-    blocks while half of `/dev/shm` is in use.
+    If that worker uses the same `/dev/shm`, it gets the large tensors in this value, and in its tuples, lists and
+    dictionaries, in shared memory. They are its own, like all tensors in messages, except that it can't resize them,
+    and that processes which it forks must not use them. The sender must not end before they have arrived. Other tensors
+    are sent as usual: those that are small, on a GPU or need gradients. So are all that would need new blocks while
+    half of `/dev/shm` is in use.
     """
     outbox = _outbox()
     return outbox.put(value, receiver, {}) if outbox is not None and outbox.reaches(receiver) else value
@@ -140,9 +138,10 @@ class _Outbox:
         self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
         self._dropped: defaultdict[str, list[str]] = defaultdict(list)
         """The blocks of each receiver that are no longer used, until its next message says so."""
-        self._count = 0
+        self._made = 0
         """The blocks so far, for their names."""
         self._lock = threading.Lock()
+        self._allocating = threading.Lock()
 
     def reaches(self, receiver: str) -> bool:
         """True if this other worker of the gang sees the files of this one."""
@@ -172,8 +171,6 @@ class _Outbox:
             parts, make = cast(Sequence[Any], value), kind
         elif issubclass(kind, tuple) and hasattr(kind, "_make"):
             parts, make = cast(Sequence[Any], value), cast(Any, kind)._make
-        elif is_dataclass(kind):
-            parts, make = _fields_of(value), partial(_with_fields, value)
         else:
             return value
         changed = [self.put(one, receiver, known) for one in parts]
@@ -200,26 +197,32 @@ class _Outbox:
             return block
 
     def _take_new(self, size: int, receiver: str) -> _Block | None:
-        """A new block, if there is memory for it."""
+        """A new block, if there is memory for it. Until it is cleared, only threads that need new blocks, too, wait."""
+        with self._allocating:
+            block = self._new_block(size)
+            if block is None:
+                return None
+            block.take()
+            with self._lock:
+                # Sizes of this kind of message have grown, or else there is no free block.
+                blocks = self._blocks[receiver]
+                replaced = [one for one in blocks if size / 2 <= one.size < size and one.is_free]
+                self._blocks[receiver] = [*(one for one in blocks if one not in replaced), block]
+                self._dropped[receiver] += [one.name for one in replaced]
+            return block
+
+    def _new_block(self, size: int) -> _Block | None:
         step = max(_PAGE, 1 << (size.bit_length() - 4))  # Sizes vary from step to step.
         rounded = -(-size // step) * step
         with self._lock:
-            if sum(map(len, self._blocks.values())) >= MAX_BLOCKS or not _has_memory(rounded):
-                return None
-            self._count += 1
-            name = block_name(self.context.launch, self._count)
+            count = sum(map(len, self._blocks.values()))
+        if count >= MAX_BLOCKS or not _has_memory(rounded):
+            return None
+        self._made += 1
         try:
-            block = _Block(name, rounded)  # Without the lock: other threads need not wait until its memory is cleared.
+            return _Block(block_name(self.context.launch, self._made), rounded)
         except OSError:
             return None
-        block.take()
-        with self._lock:
-            # Sizes of this kind of message have grown, or else there is no free block.
-            blocks = self._blocks[receiver]
-            replaced = [one for one in blocks if size / 2 <= one.size < size and one.is_free]
-            self._blocks[receiver] = [*(one for one in blocks if one not in replaced), block]
-            self._dropped[receiver] += [one.name for one in replaced]
-        return block
 
 
 _lock = threading.Lock()
@@ -238,20 +241,6 @@ def _outbox() -> _Outbox | None:
         if _own is None or _own.context is not context:
             _own = _Outbox(context)
         return _own
-
-
-def _fields_of(value: Any) -> list[Any]:
-    """The fields of a dataclass; None for those that it doesn't have yet."""
-    return [getattr(value, one.name, None) for one in fields(value)]
-
-
-def _with_fields(value: Any, changed: list[Any]) -> Any:
-    """A copy of a dataclass, which may be frozen, with these fields. No code of its class runs."""
-    result = copy(value)
-    for one, part, other in zip(fields(value), _fields_of(value), changed, strict=True):
-        if other is not part:
-            object.__setattr__(result, one.name, other)
-    return result
 
 
 def _can_be_shared(tensor: Tensor) -> bool:

@@ -4,7 +4,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def rollout(one: _Observer, update: int, *, reset: bool = True, scale: float = 1
 
 def tensors(result: RolloutResult) -> list[Any]:
     assert result.agent_outputs is not None
-    return [one for part in (result.agent_outputs, result.env_outputs) for one in astuple(part)]
+    return [one for part in (result.agent_outputs, result.env_outputs) for one in part]
 
 
 def same(a: RolloutResult, b: RolloutResult) -> bool:

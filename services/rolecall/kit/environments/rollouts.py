@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ ActFn = Callable[[Tensor], Tensor]
 """Maps raw observations [k, ...] to environment actions [k, ...], for k of the n environments."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOutputs:
+class AgentOutputs(NamedTuple):
     """The policy's inputs and outputs, whenever it selected an action: b times, by step and then by environment."""
 
     observations: Tensor
@@ -29,8 +28,7 @@ class AgentOutputs:
     """[b], in nats, under the policy that sampled the actions."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnvOutputs:
+class EnvOutputs(NamedTuple):
     rewards: Tensor
     """[T, n]."""
     terminated: Tensor

@@ -201,7 +201,7 @@ class Learner:
         if not self._params.normalize_rewards:
             return trajectory
         rewards = self._reward_normalizer.normalize(observer, trajectory.env_outputs)
-        return replace(trajectory, env_outputs=replace(trajectory.env_outputs, rewards=rewards))
+        return replace(trajectory, env_outputs=trajectory.env_outputs._replace(rewards=rewards))
 
 
 class RewardNormalizer:

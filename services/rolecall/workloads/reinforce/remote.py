@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ _POLL_INTERVAL_S = 0.25
 _TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class CollectRollout:
+class CollectRollout(NamedTuple):
     """A request for one update's trajectory."""
 
     update: int
@@ -42,8 +41,7 @@ class CollectRollout:
     """The policy's weights; None if the agent samples the actions."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEvaluation:
+class RunEvaluation(NamedTuple):
     """A request for one full episode per seed."""
 
     seeds: tuple[int, ...]
@@ -57,8 +55,7 @@ class RunEpisode:
     run: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutResult:
+class RolloutResult(NamedTuple):
     """The reply to a request."""
 
     agent_outputs: AgentOutputs | None
