@@ -11,22 +11,35 @@ from tests.prerequisites import require_namespaces
 LOADS = 50
 LOAD_PAGES = f"""
 import http.server, subprocess, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from playwright.sync_api import sync_playwright
 
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True)
+
+def change():
+    while not ended.is_set():
+        ip("link", "add", "one", "type", "veth", "peer", "two")
+        ip("link", "set", "one", "up")
+        ip("link", "set", "two", "up")
+        for number in range(1, 20):
+            ip("address", "add", f"10.9.9.{{number}}/24", "dev", "one")
+        ip("link", "del", "one")
+
+ip("link", "set", "lo", "up")
+ended = threading.Event()
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-changes = "while true; do ip link add one type veth peer two; ip link set one up; ip link set two up; \
-for i in $(seq 50); do ip address add 10.9.9.$i/24 dev one; done; ip link del one; done"
-with sync_playwright() as playwright, subprocess.Popen(["sh", "-c", changes]) as changing:
+with sync_playwright() as playwright, ThreadPoolExecutor(1) as thread:
     browser = playwright.chromium.launch(executable_path=sys.argv[1], args=["--no-sandbox", "--disable-gpu"])
-    page = browser.new_page()
+    page, changing = browser.new_page(), thread.submit(change)
     try:
         for number in range({LOADS}):
             page.goto(f"http://127.0.0.1:{{server.server_port}}/?{{number}}")
     finally:
-        changing.kill()
+        ended.set()
         browser.close()
+    changing.result()
 """
 """Without `steady_chromium`, three of four loads fail."""
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rolecall.client import Unauthorized, Unreachable
-from rolecall.client.connection import Connection, find, running, stored
+from rolecall.client.connection import Connection, announced, find, running
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def local(token: str, data: Path = Path()) -> Connection:
 @contextmanager
 def started_last(cluster: Connection) -> Generator[None]:
     """Stores a cluster as a later one than others, whatever the resolution of times in the file system is."""
-    with stored(cluster) as path:
+    with announced(cluster) as path:
         later_ns = path.stat().st_mtime_ns + 10**9
         os.utime(path, ns=(later_ns, later_ns))
         yield
@@ -64,7 +64,7 @@ def test_a_connection_is_exposed_when_it_leaves_the_machine_in_clear_text(url: s
 
 
 def test_the_cluster_that_started_before_is_found_again(config: Path, work: Path) -> None:
-    with stored(local("first", work / "first")):
+    with announced(local("first", work / "first")):
         with started_last(local("second", work / "second")):
             assert find(None, None) == local("second")
             assert find(local("first").url, None) == local("first"), "the URL alone names a local cluster"
@@ -92,7 +92,7 @@ def test_the_cluster_of_the_current_folder_wins_over_the_last_one(
         (work / folder).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(work / here)
     nested, mine = local("nested", work / "mine/nested/.rolecall"), local("mine", work / "mine/.rolecall")
-    with stored(nested), stored(mine), started_last(local("last", work / "elsewhere/.rolecall")):
+    with announced(nested), announced(mine), started_last(local("last", work / "elsewhere/.rolecall")):
         found = find(None, None)
         assert (found.token, found.is_guess) == (expected, expected == "last")
         with_token = find(None, "given")
@@ -103,25 +103,25 @@ def test_the_cluster_of_the_current_folder_wins_over_the_last_one(
 
 
 def test_only_a_cluster_among_several_is_a_guess(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stored(local("one", work / "elsewhere/one")):
+    with announced(local("one", work / "elsewhere/one")):
         assert not find(None, None).is_guess
         monkeypatch.chdir(work)
-        with stored(local("a", work / "a")), started_last(local("b", work / "b")):
+        with announced(local("a", work / "a")), started_last(local("b", work / "b")):
             found = find(None, None)
             assert (found.token, found.is_guess) == ("b", True), "both belong to the current folder"
 
 
 def test_a_killed_cluster_is_not_found(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
-    with stored(local("killed", work / ".rolecall")) as path:
+    with announced(local("killed", work / ".rolecall")) as path:
         left = path.read_bytes()
     path.write_bytes(left)
-    with stored(local("running", work / "elsewhere/.rolecall")):
+    with announced(local("running", work / "elsewhere/.rolecall")):
         found = find(None, None)
         assert (found.token, found.is_guess) == ("running", False)
     with pytest.raises(Unreachable):
         find(None, None)
-    with stored(local("started-again", work / ".rolecall")) as again:
+    with announced(local("started-again", work / ".rolecall")) as again:
         assert (again, find(None, None).token) == (path, "started-again")
 
 
@@ -132,7 +132,7 @@ def test_a_removed_current_folder_leaves_the_last_cluster(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with stored(local("first", work / "first")), started_last(local("second", work / "second")):
+    with announced(local("first", work / "first")), started_last(local("second", work / "second")):
         assert find(None, None).token == "second"
 
 
@@ -143,7 +143,7 @@ def test_the_machine_s_own_addresses_are_not_exposed() -> None:
 
 @pytest.mark.parametrize("url", ["http://localhost:8080", "http://LOCALHOST:8080/", "http://[::1]:8080"])
 def test_the_stored_token_is_found_by_every_loopback_name(url: str, config: Path) -> None:
-    with stored(Connection("http://127.0.0.1:8080", "token")):
+    with announced(Connection("http://127.0.0.1:8080", "token")):
         assert find(url, None) == Connection("http://127.0.0.1:8080", "token")
 
 
@@ -159,5 +159,5 @@ def test_the_stored_token_is_found_by_every_loopback_name(url: str, config: Path
     ],
 )
 def test_the_stored_token_is_for_no_other_master(url: str, config: Path) -> None:
-    with stored(Connection("http://127.0.0.1:8080", "token")), pytest.raises(Unauthorized):
+    with announced(Connection("http://127.0.0.1:8080", "token")), pytest.raises(Unauthorized):
         find(url, None)

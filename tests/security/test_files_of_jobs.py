@@ -206,7 +206,7 @@ def test_the_deepest_folder_decides(
 
 
 @pytest.mark.parametrize(
-    "roots", ["/", "/home/me", "/home/me/.config/rolecall", "/home/me/.config/rolecall/local.json"]
+    "roots", ["/", "/home/me", "/home/me/.config/rolecall", "/home/me/.config/rolecall/local-1.json"]
 )
 def test_no_root_opens_the_connection_file_or_a_secret(monkeypatch: pytest.MonkeyPatch, roots: str) -> None:
     """Nor in a worker, which has its own `XDG_CONFIG_HOME` and lacks the variables that name the files."""
@@ -217,7 +217,7 @@ def test_no_root_opens_the_connection_file_or_a_secret(monkeypatch: pytest.Monke
     for name, value in worker.items():
         monkeypatch.setenv(name, value)
     access = DataAccess.of(WorkerSettings())
-    for path in (".config/rolecall/local.json", ".config/rolecall/.local.json.7", "admin", "node", "key.pem"):
+    for path in (".config/rolecall/local-1.json", ".config/rolecall/.local-1.json.7", "admin", "node", "key.pem"):
         with pytest.raises(InputError):
             access.check_written(f"/home/me/{path}")
         with pytest.raises(InputError):
@@ -233,7 +233,7 @@ def test_a_link_to_the_connection_file_is_not_followed(root: Path, monkeypatch: 
     (root / "config").mkdir()
     (root / "config/rolecall").symlink_to(root / "private")
     (root / "rows").symlink_to(root / "private/local.json")
-    for path in (root / "config/rolecall/local.json", root / "private/local.json", root / "rows", root / "r*"):
+    for path in (root / "config/rolecall/local-1.json", root / "private/local.json", root / "rows", root / "r*"):
         assert "ROLECALL_DATA_ROOTS" in refusal(str(path))
 
 

@@ -157,21 +157,21 @@ print(json.dumps([read("{tmp_path}/rows.csv"), read("{tmp_path}/data/token")]))
 
 
 @pytest.mark.parametrize(
-    "root", ["", "home", "home/.config", "home/.config/rolecall", "home/.config/rolecall/local.json"]
+    "root", ["", "home", "home/.config", "home/.config/rolecall", "home/.config/rolecall/local-1.json"]
 )
 def test_no_root_opens_the_connection_file_or_a_secret(
     run: Run, request_of: ForkRequest, tmp_path: Path, root: str
 ) -> None:
     """They lie below a root, as where `rolecall local` was started in the user's home folder."""
     config, token, key = tmp_path / "home/.config", tmp_path / "home/keys/admin", tmp_path / "home/keys/key.pem"
-    for path in (config / "rolecall/local.json", config / "other", token, key, tmp_path / "home/rows"):
+    for path in (config / "rolecall/local-1.json", config / "other", token, key, tmp_path / "home/rows"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("secret")
     named = {"ROLECALL_TOKEN_FILE": str(token), "ROLECALL_TLS_KEY": str(key)}
     inherited = for_workers({"XDG_CONFIG_HOME": str(config), "ROLECALL_DATA_ROOTS": str(tmp_path / root), **named})
     code = f"""
 confine(request, read_worker())
-paths = "{config}/rolecall/local.json", "{token}", "{key}", "{config}/other", "{tmp_path}/home/rows"
+paths = "{config}/rolecall/local-1.json", "{token}", "{key}", "{config}/other", "{tmp_path}/home/rows"
 print(json.dumps([read(path) for path in paths]))
 """
     said = run(request_of, code, **inherited)

@@ -21,7 +21,7 @@ from rich.text import Text
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
-from rolecall.client.connection import Connection, stored, write_secret
+from rolecall.client.connection import Connection, announced, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings.child_environments import for_nodes, without
 from rolecall.settings.private_paths import connection_folder
@@ -110,7 +110,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
             return
-        token_file = stack.enter_context(stored(connection))
+        token_file = stack.enter_context(announced(connection))
         where = f"token in {_token_file(data)}" if token is None else "token as given"
         err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}

@@ -1,4 +1,4 @@
-"""Find the master's address and token: from options, the environment, or the clusters that `rolecall local` stored."""
+"""Find the master's address and token: from options, the environment, or the clusters of `rolecall local`."""
 
 import fcntl
 import json
@@ -49,8 +49,8 @@ class Connection:
 
 
 @contextmanager
-def stored(connection: Connection) -> Generator[Path]:
-    """Lets the other commands find this cluster of `rolecall local` as long as it runs; yields its connection file."""
+def announced(connection: Connection) -> Generator[Path]:
+    """Let the other commands find this cluster of `rolecall local` until the end of the body, by a connection file."""
     path = connection_file(connection.data)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_secret(path, json.dumps({"url": connection.url, "token": connection.token, "data": connection.data}))

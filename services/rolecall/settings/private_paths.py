@@ -35,8 +35,8 @@ def connection_file(data: str) -> Path:
 
 
 def connection_files() -> list[Path]:
-    """The files of all clusters, also of those that were killed."""
-    return list(connection_folder().glob("local-*.json"))
+    """The files of all clusters, also of those that were killed, and `local.json` of earlier releases."""
+    return list(connection_folder().glob("local*.json"))
 
 
 def readable_secret_files(*others: Path) -> tuple[Path, ...]:
