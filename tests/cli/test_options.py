@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.client.connection import Connection, stored
+from rolecall.client.connection import Connection, announced
 
 from .command import Done, run
 
@@ -35,7 +35,7 @@ def run_among(clusters: int, folder: Path, command: str, **environment: str) -> 
     with ExitStack() as stack:
         for number in range(clusters):
             stack.enter_context(
-                stored(Connection(f"http://127.0.0.{number + 1}:9", "token", data=f"{folder}/{number}"))
+                announced(Connection(f"http://127.0.0.{number + 1}:9", "token", data=f"{folder}/{number}"))
             )
         return run(*command.split(), given=json.dumps({"workload": "toy"}), **given)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from tests.master.harness import CATALOGUE, TOKEN, Client, on_master
 
-from rolecall.client.connection import Connection, stored
+from rolecall.client.connection import Connection, announced
 from rolecall.master.catalogue import check_params
 from rolecall.workloads.catalogue import load
 
@@ -72,7 +72,7 @@ async def test_a_refused_token_is_named_by_its_place_and_never_shown(
     url, wrong = str(master.http.base_url), "a-token-of-another-cluster"
     (tmp_path / "token").write_text(wrong)
     nothing = {"ROLECALL_URL": url, "ROLECALL_TOKEN": "", "ROLECALL_TOKEN_FILE": ""}
-    with stored(Connection(url, wrong)) as path:
+    with announced(Connection(url, wrong)) as path:
         for place, options, environment in (
             ("--token", ["--token", wrong], {"ROLECALL_TOKEN": TOKEN}),
             ("ROLECALL_TOKEN", [], {"ROLECALL_TOKEN": wrong}),

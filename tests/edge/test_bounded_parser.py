@@ -68,6 +68,17 @@ def test_a_body_that_looks_like_a_last_chunk_is_none(begin: bytes) -> None:
         assert isinstance(found[-1], h11.EndOfMessage)
 
 
+@pytest.mark.parametrize("body", [b"0\r\n " + b"0\n" * 1000, b"\r\n0\n 0\r\n\r\n"])
+def test_a_body_is_none_wherever_the_network_divides_it(body: bytes) -> None:
+    half = len(body) // 2
+    received = HEAD + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:half], body[half:], b""))
+    for cut in range(len(HEAD), len(received) - 2, 1 if half < 20 else 7):
+        for size in (1, 2):
+            found = events(received[:cut], received[cut : cut + size], received[cut + size :])
+            assert b"".join(one.data for one in found if isinstance(one, h11.Data)) == body, (cut, size)
+            assert isinstance(found[-1], h11.EndOfMessage)
+
+
 def test_a_body_has_lines_without_limit() -> None:
     body = b"\n" * 10_000
     found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: 10000\r\n\r\n" + body)

@@ -34,10 +34,11 @@ class BoundedConnection(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's. Also raises `RemoteProtocolError` for too many parts, and for a request with an ambiguous end."""
+        buffered, _ = self.trailing_data
         if self._awaits_chunk:
-            self._is_in_trailer = self._is_in_trailer or _LAST_CHUNK.match(self.trailing_data[0]) is not None
+            self._is_in_trailer = self._is_in_trailer or _LAST_CHUNK.match(buffered) is not None
         if self._is_in_trailer or self.their_state is h11.IDLE:
-            self._check_lines(self.trailing_data[0])
+            self._check_lines(buffered)
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
@@ -54,6 +55,10 @@ class BoundedConnection(h11.Connection):
                 self._refuse("the body has too many small chunks")
         elif isinstance(event, h11.EndOfMessage):
             self._awaits_chunk = self._is_in_trailer = False
+        elif event is h11.NEED_DATA and self._awaits_chunk:
+            # If h11 has read the line with a chunk's size, the next bytes are the body's.
+            read = buffered[: len(buffered) - len(self.trailing_data[0])]
+            self._awaits_chunk = not read.strip(b"\r\n")
         return event
 
     def _check_lines(self, buffered: bytes) -> None:
