@@ -35,7 +35,7 @@ from rolecall.cli.output import (
     word_breaks,
 )
 from rolecall.cli.top import view
-from rolecall.client import UnknownName
+from rolecall.client import Client, UnknownName
 from rolecall.spec.access import AuditEntry, TokenDocument
 from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
@@ -124,6 +124,24 @@ async def test_logs_of_the_newest_attempt_name_the_earlier_one(tmp_path: Path) -
         assert (await run_at(master, "logs", job, "--json")).err == note
         earlier = await run_at(master, "logs", job, "--attempt", "1")
         assert (earlier.out, earlier.err) == ("[trainer-0] first\n", "")
+        (worker,) = await node.workers()
+        for state in (WorkerState.RUNNING, WorkerState.SUCCEEDED):
+            await node.say(worker, state)
+        await master.until(job, "succeeded")
+        assert (await run_at(master, "logs", job, "--follow")).err == note
+        assert (await run_at(master, "logs", job, "--follow", "--attempt", "2")).err == ""
+
+
+async def test_logs_are_those_of_the_attempt_that_was_the_newest_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    log = Client.log
+    monkeypatch.setattr(Client, "log", lambda client, job, query: asked.append(dict(query)) or log(client, job, query))
+    async with on_master(tmp_path) as master:
+        _, job, _ = await running(master)
+        await run_at(master, "logs", job)
+        assert asked == [{"attempt": 1}], "a second attempt can begin meanwhile"
 
 
 def test_a_line_of_many_chunks_is_read_in_linear_time() -> None:

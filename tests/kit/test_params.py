@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from rolecall.kit.data_access import DataPath
-from rolecall.kit.params import LrSchedule, Paths, RenamedProtocol, TrainingParams, Widths, require_shares
+from rolecall.kit.params import LrSchedule, Paths, RenamedProtocol, TrainingParams, Widths, changed, require_shares
 from rolecall.spec import workload
 
 
@@ -68,3 +68,8 @@ def test_every_trainer_needs_a_sample() -> None:
     require_shares(4, 4)
     with pytest.raises(ValueError, match="batch_size 3 is shared by 4 trainers; set it to 4 or more"):
         require_shares(3, 4)
+
+
+def test_changed_parameters_are_those_with_other_values_than_their_defaults() -> None:
+    given = TrainingParams(epochs=10, seed=1, max_steps=2)
+    assert list(changed(given, ("max_steps", "epochs", "seed", "lr_schedule"))) == ["max_steps", "seed"]

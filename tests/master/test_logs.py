@@ -76,6 +76,9 @@ async def test_a_carriage_return_ends_a_line_of_a_single_worker_too(
         *(f"[trainer-0] {text}" for text in (" 5%|#", " 10%|", "abcdef", "ghijklm", "", "x")),
         "",
     ]
+    for tail in range(8):
+        last = (await client.user("GET", f"/jobs/{job}/logs?rank=0&tail={tail}")).text
+        assert last.splitlines() == shown.splitlines()[max(0, 6 - tail) :]
 
 
 @pytest.mark.slow

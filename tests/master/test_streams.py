@@ -33,6 +33,24 @@ def streams(tmp_path: Path, clock: ManualClock) -> Streams:
     return Streams(tmp_path, 1 << 20, clock)
 
 
+@pytest.mark.parametrize(
+    ("bodies", "starts"),
+    [
+        ((b"a\nb\r\nc\rd",), [0, 2, 5, 7]),
+        ((b"a\r\rb\r\r\n",), [0, 2, 3, 5]),
+        ((b"a\r", b"\nb\r", b"c\r", b"\n"), [0, 3, 5]),
+        ((b"a\r", b"\n\n", b"\r"), [0, 3, 4]),
+    ],
+)
+async def test_carriage_returns_end_the_last_lines_of_a_log_too(
+    tmp_path: Path, clock: ManualClock, bodies: tuple[bytes, ...], starts: list[int]
+) -> None:
+    streams, offset = Streams(tmp_path, 8, clock), 0  # Each chunk becomes a segment of its own.
+    for body in bodies:
+        offset = await append(streams, LOG, offset, body)
+    assert [streams.tail_start(LOG, count) for count in range(len(starts) + 2)] == [offset, *reversed(starts), 0]
+
+
 @pytest.mark.parametrize("key", [LOG, PROGRESS])
 async def test_a_chunk_that_is_there_changes_nothing_and_one_behind_a_gap_is_not_written(
     streams: Streams, key: StreamKey

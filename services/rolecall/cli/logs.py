@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rolecall.cli.follow import log_lines
+from rolecall.cli.follow import log_lines, retry_while_unavailable
 from rolecall.cli.options import AGE_OR_TIME, SINCE, FollowToEnd, JobId, Json, Token, Url, connect, parse_since
 from rolecall.cli.output import err, print_json
 from rolecall.logs import json_as_text
@@ -65,9 +65,8 @@ def logs(  # noqa: PLR0917 - the command line is the signature
 
     A terminal shows records in JSON (ROLECALL_LOG_FORMAT) as text. A file, a pipe and --json get them as they are, each
     after its worker unless --no-prefix is given. A carriage return ends a line. If the job has several attempts, a line
-    on stderr says so. --since uses the times of log records. Lines without a time, which a
-    job prints, are shown unless an older record of the same worker follows. --tail counts only the lines that --since
-    and --grep select.
+    on stderr says so. --since uses the times of log records. Lines without a time, which a job prints, are shown unless
+    an older record of the same worker follows. --tail counts only the lines that --since and --grep select.
     """
     since = None if newer is None else parse_since(newer, datetime.now(UTC)).isoformat()
     filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail, "since": since, "text": grep or None}
@@ -75,10 +74,12 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     with connect(url, token) as client:
         try:
             if follow:
+                if attempt is None:
+                    _print_earlier(retry_while_unavailable(lambda: client.job(job)).attempt)
                 _print_lines(log_lines(client, job, query), prefix=not no_prefix, as_json=json)
                 return
             newest = client.job(job).attempt if attempt is None else 0
-            if newest > 1:
+            if newest:
                 query["attempt"] = newest  # Another attempt can begin meanwhile.
             chunks = client.log(job, query)
             if json:
@@ -92,16 +93,17 @@ def logs(  # noqa: PLR0917 - the command line is the signature
             if not found and tail != 0 and not json:
                 chosen = query.keys() & {"role", "rank", "since", "text"}
                 err.print("no line matches" if chosen else "the workers have written nothing")
-            if newest > 1:
-                earlier = (
-                    "--attempt 1 shows the earlier one"
-                    if newest == 2
-                    else f"--attempt {newest - 1} shows the one before"
-                )
-                err.print(f"attempt {newest} of {newest}; {earlier}")
+            _print_earlier(newest)
         finally:
             if sys.stdout.isatty():  # An interrupted line may have left a color.
                 print(_PLAIN, end="", flush=True)
+
+
+def _print_earlier(newest: int) -> None:
+    """Mention the attempts before `newest`, if there are any."""
+    if newest > 1:
+        earlier = "--attempt 1 shows the earlier one" if newest == 2 else f"--attempt {newest - 1} shows the one before"
+        err.print(f"attempt {newest} of {newest}; {earlier}")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -5,7 +5,7 @@ bits. They are far above what a cluster of thousands of GPUs needs, and are no r
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -205,6 +205,12 @@ class Rpc(workload.Params):
     """Seconds after which a call of a training step fails, and with it the attempt. It must be longer than the longest
     step, because a call can wait for the rest of its step. Building the model, checkpoints and exports have no such
     limit. A worker that dies is noticed immediately, without this limit."""
+
+
+def changed(params: workload.Params, names: Iterable[str]) -> Iterator[str]:
+    """Those of the parameters `names` that have other values than their defaults."""
+    fields = type(params).model_fields
+    return (name for name in names if getattr(params, name) != fields[name].default)
 
 
 def require_shares(batch_size: int, trainers: int) -> None:

@@ -147,7 +147,9 @@ def _explain_rule(error: Mapping[str, Any], root: Schema, place: ErrorPlace, pat
     if inner := _first_named(message, root, place.schema):
         return field_error(".".join((*path, *inner)), message, _value_at(given, inner), "")
     named = {name: given[name] for name in _WORD.findall(message) if name in given}
-    return field_error(".".join(path) or "body", message, named or None, "")
+    # An object with names of the user's choice is a single value.
+    is_value = is_object and not any("properties" in choice for choice in _choices(root, place.schema))
+    return field_error(".".join(path) or "body", message, given if is_value else named or None, "")
 
 
 def _explain_value(

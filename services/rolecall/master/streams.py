@@ -202,14 +202,24 @@ class Streams:
 
 
 def _start_of_last(chunks: list[Chunk], lines: int, end: int) -> int | None:
-    """The offset at which the last `lines` lines begin in a log that ends at `end`; None if there are fewer."""
+    """The offset at which the last `lines` lines begin in a log that ends at `end`; None if there are fewer.
+
+    As in `Lines`, a carriage return ends a line as well.
+    """
     if lines == 0:
         return end
+    following = Chunk(end, b"")
     for chunk in reversed(chunks):
-        # The end of the last line starts no further line.
-        place = len(chunk.data) - (chunk is chunks[-1] and chunk.data.endswith(b"\n"))
-        while (place := chunk.data.rfind(b"\n", 0, place)) >= 0:
+        # Each end becomes one line feed, at its last byte.
+        data = chunk.data.replace(b"\r\n", b" \n").replace(b"\r", b"\n")
+        place = len(data)
+        if chunk is chunks[-1]:
+            place -= data.endswith(b"\n")  # The end of the last line starts no further line.
+        elif chunk.end == following.start and following.data.startswith(b"\n"):
+            place -= chunk.data.endswith(b"\r")
+        while (place := data.rfind(b"\n", 0, place)) >= 0:
             lines -= 1
             if lines == 0:
                 return chunk.start + place + 1
+        following = chunk
     return None

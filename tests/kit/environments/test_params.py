@@ -42,5 +42,7 @@ def test_arguments_have_a_maximum_size() -> None:
     assert Environment.model_validate({"id": "FrozenLake-v1", "kwargs": largest_map}).kwargs == largest_map
     too_many = {"a": "F" * 20_000}
     for given in ({"kwargs": too_many}, {"wrappers": [{"entry_point": "FlattenObservation", "kwargs": too_many}]}):
-        with pytest.raises(ValidationError, match="20,009 characters as JSON; at most 16,384 are allowed"):
+        with pytest.raises(
+            ValidationError, match="20,009 characters as JSON; at most 16,384 are allowed; pass larger data in a file"
+        ):
             Environment.model_validate({"id": "FrozenLake-v1", **given})

@@ -22,6 +22,7 @@ from rolecall.spec.visible import one_line
 
 Env = gymnasium.Env[Any, Any]
 
+# Without `MemoryError`: an attempt on a node with more free memory can succeed.
 _CREATION_ERRORS = (
     gymnasium.error.Error,
     ImportError,
@@ -31,7 +32,6 @@ _CREATION_ERRORS = (
     OSError,
     LookupError,
     ArithmeticError,
-    MemoryError,
 )
 _REFUSED_WRAPPERS = {
     "ArrayConversion": "policies take NumPy arrays",

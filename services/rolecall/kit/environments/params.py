@@ -16,7 +16,10 @@ _MAX_ARGUMENT_CHARS = 16_384
 def _bounded(arguments: dict[str, Any]) -> dict[str, Any]:
     # Environments build tables from arguments: a map of FrozenLake with 1 MB takes a minute and 2 GB in each one.
     if (size := len(json.dumps(arguments, ensure_ascii=False))) > _MAX_ARGUMENT_CHARS:
-        raise ValueError(f"it has {size:,} characters as JSON; at most {_MAX_ARGUMENT_CHARS:,} are allowed")
+        raise ValueError(
+            f"it has {size:,} characters as JSON; at most {_MAX_ARGUMENT_CHARS:,} are allowed; "
+            "pass larger data in a file that the environment's own code reads"
+        )
     return arguments
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rolecall.kit.params import Fraction, Paths, Positive
+from rolecall.kit.params import Fraction, Paths, Positive, changed
 from rolecall.spec import workload
 from rolecall.spec.workload import refuse
 
@@ -64,9 +64,7 @@ class Text(workload.Params):
             if self.train is None:
                 raise ValueError("train is missing; set train to paths, or synthetic to random tokens")
             return self
-        fields = type(self).model_fields
-        replaced = [name for name in _OF_FILES if getattr(self, name) != fields[name].default]
-        replaced += ["validation"] if isinstance(self.validation, list) else []
+        replaced = [*changed(self, _OF_FILES), *(["validation"] if isinstance(self.validation, list) else [])]
         remedies = {"vocabulary": "set synthetic.vocabulary", "test": "set synthetic.test", "validation": "set a share"}
         refuse(f"{name} is not for synthetic text; {remedies.get(name, 'omit it')}" for name in replaced)
         for split, tokens in self.synthetic_tokens.items():

@@ -22,6 +22,7 @@ from rolecall.kit.params import (
     TrainingParams,
     Weight,
     Widths,
+    changed,
 )
 from rolecall.kit.tables.params import SyntheticData, TableData, Target
 
@@ -112,9 +113,8 @@ class Params(TrainingParams):
         return self
 
     def _wrong_with_model(self) -> Iterator[str]:
-        for name in ("hidden", "dropout"):
-            if self.model and getattr(self, name) != type(self).model_fields[name].default:
-                yield f"{name} has no effect on a custom model; omit {name} or model"
+        for name in changed(self, ("hidden", "dropout") if self.model else ()):
+            yield f"{name} has no effect on a custom model; omit {name} or model"
 
     def _wrong_with_protocol(self) -> Iterator[str]:
         tutorial = self.protocol == "tutorial"
@@ -140,9 +140,8 @@ class Params(TrainingParams):
         if not tutorial:
             yield f"optimizer is for protocol: tutorial; with {self.protocol}, set sparse_optimizer and dense_optimizer"
             return
-        for name in ("sparse_optimizer", "dense_optimizer"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                yield f"{name} does not fit optimizer, which is for all weights; omit {name} or optimizer"
+        for name in changed(self, ("sparse_optimizer", "dense_optimizer")):
+            yield f"{name} does not fit optimizer, which is for all weights; omit {name} or optimizer"
 
     def _wrong_with_data(self) -> Iterator[str]:
         if isinstance(self.data, SyntheticData) and (self.data.synthetic.min_batch or 1) > self.batch_size:

@@ -18,6 +18,7 @@ from rolecall.kit.params import (
     RenamedProtocol,
     Sgd,
     TrainingParams,
+    changed,
 )
 from rolecall.kit.text.params import Sample, Text, check_prompt, check_streams
 
@@ -83,9 +84,8 @@ class Params(TrainingParams):
         return self
 
     def _problems(self) -> Iterator[str]:
-        for name in ("layers", "dropout"):
-            if self.model and getattr(self, name) != type(self).model_fields[name].default:
-                yield f"{name} has no effect on a custom model; omit {name} or model"
+        for name in changed(self, ("layers", "dropout") if self.model else ()):
+            yield f"{name} has no effect on a custom model; omit {name} or model"
         if self.model and self.initial_state == "random":
             yield "initial_state: random is not for a custom model, which makes its own state; omit it"
         if self.protocol == "tutorial" and self.max_grad_norm is not None:

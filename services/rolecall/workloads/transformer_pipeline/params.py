@@ -24,6 +24,7 @@ from rolecall.kit.params import (
     Sgd,
     TrainingParams,
     Width,
+    changed,
     to_object,
 )
 from rolecall.kit.pipelining import Side, cut_indices
@@ -205,13 +206,11 @@ class Params(TrainingParams):
         return self
 
     def _check_own_model(self) -> None:
-        fields = type(self).model_fields
         names = ("heads", "hidden")
         if self.whole_model:
             names += ("layers", "dim", "positions", "dropout", "activation_checkpointing")
         kind = "a custom whole model" if self.whole_model else "custom layers"
-        replaced = (name for name in names if getattr(self, name) != fields[name].default)
-        refuse(f"{name} has no effect on {kind}; omit {name} or model" for name in replaced)
+        refuse(f"{name} has no effect on {kind}; omit {name} or model" for name in changed(self, names))
 
     @model_validator(mode="after")
     def _valid_cuts(self) -> Self:
