@@ -1,6 +1,7 @@
 """The connections that show a token to the network, and the local cluster that a command finds."""
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,8 @@ from socket import AF_INET
 import psutil
 import pytest
 
-from rolecall.client import Unauthorized, Unreachable
-from rolecall.client.connection import Connection, announced, find, running
+from rolecall.client import ConfigurationError, Unauthorized, Unreachable
+from rolecall.client.connection import Connection, announced, find, running, write_secret
 
 
 @pytest.fixture
@@ -123,6 +124,28 @@ def test_a_killed_cluster_is_not_found(config: Path, work: Path, monkeypatch: py
         find(None, None)
     with announced(local("started-again", work / ".rolecall")) as again:
         assert (again, find(None, None).token) == (path, "started-again")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "1", "null", '{"url": 1}', '{"url": "http://a"}', "[" * 10_000])
+def test_a_connection_file_that_is_damaged_is_named(config: Path, work: Path, content: str) -> None:
+    with announced(local("running", work / ".rolecall")) as path:
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=re.escape(str(path))):
+            find(None, None)
+
+
+def test_what_is_no_file_is_no_connection_file(config: Path, work: Path) -> None:
+    with announced(local("running", work / ".rolecall")) as path:
+        os.mkfifo(path.with_name("local-pipe.json"))
+        path.with_name("local-folder.json").mkdir()
+        assert [one.token for one in running()] == ["running"]
+
+
+def test_a_secret_is_written_where_a_killed_process_with_the_same_id_left_one(config: Path, work: Path) -> None:
+    with announced(local("running", work / ".rolecall")) as path:
+        path.with_name(f".{path.name}.{os.getpid()}").write_text("left")
+        write_secret(path, "new")
+        assert path.read_text() == "new"
 
 
 def test_a_removed_current_folder_leaves_the_last_cluster(

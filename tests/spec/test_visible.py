@@ -32,7 +32,21 @@ def test_characters_that_show_nothing_are_not_printable(blank: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["run 3", "한국어", "é", "e\u0301", "⚙\ufe0f", "—", "日本", "🚀", "a" + "\u0301" * 4, "שָּׁ", "e\u0302\u0301" * 40],
+    [
+        "run 3",
+        "한국어",
+        "é",
+        "e\u0301",
+        "⚙\ufe0f",
+        "—",
+        "日本",
+        "🚀",
+        "a" + "\u0301" * 4,
+        "שָּׁ",
+        "क्षि",
+        "ẫ",
+        "e\u0302\u0301" * 40,
+    ],
 )
 def test_names_in_any_language_are_printable_and_not_blank(name: str) -> None:
     assert is_printable(name)
@@ -59,6 +73,9 @@ def test_long_lists_are_cut(count: int, text: str) -> None:
     assert listed([f"n{number}" for number in range(count)], 3) == text
 
 
-@pytest.mark.parametrize("name", ["a" + "\u0301" * 5, "run a" + "\u0300\u0316\u20dd\u0327\u0489" + " 3"])
+@pytest.mark.parametrize(
+    "name",
+    ["a" + "\u0301" * 5, "run a" + "\u0300\u0316\u20dd\u0327\u0489" + " 3", "a" + "\u0301\u302e" * 3, "\u0344" * 3],
+)
 def test_many_marks_on_a_letter_are_found(name: str) -> None:
     assert stacks_marks(name)

@@ -112,7 +112,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
             return
         token_file = stack.enter_context(announced(connection))
         where = f"token in {_token_file(data)}" if token is None else "token as given"
-        err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster")
+        err.print(f"{where}, logs in {data}/logs; Ctrl-C ends the cluster", markup=False)
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
         while not supervisor.should_exit:
@@ -157,7 +157,8 @@ def _data_roots(started_in: Path, data: Path) -> str:
     if private := _private_content(started_in, data):
         err.print(
             f"{started_in} is not a data root, because it contains {private}; start in the folder of the data, or set "
-            "ROLECALL_DATA_ROOTS"
+            "ROLECALL_DATA_ROOTS",
+            markup=False,
         )
         return ":".join(map(str, roots))
     if ":" in str(started_in):

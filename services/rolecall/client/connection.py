@@ -9,8 +9,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
 
 from rolecall.client.errors import ConfigurationError, Unauthorized, Unreachable
 from rolecall.network.interfaces import has_address
@@ -20,6 +22,9 @@ from rolecall.spec.trust import Trust
 
 _DEFAULT = "127.0.0.1:8080"
 _LOOPBACK = re.compile(r"(?<=://)(localhost|127\.0\.0\.1|\[::1\])(?=[:/]|$)", re.IGNORECASE)
+_CONTENT = TypeAdapter(dict[str, str])
+"""The connection files."""
+_MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ def announced(connection: Connection) -> Generator[Path]:
 def write_secret(path: Path, text: str) -> None:
     """Replace `path` with a file with mode 0600."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # Of a killed process with the same id.
     with open(temporary, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
         file.write(text)
     temporary.replace(path)
@@ -76,19 +82,20 @@ def running() -> list[Connection]:
     found: list[tuple[int, Connection]] = []
     for path in connection_files():
         try:
-            with path.open() as file:
+            with path.open("rb") as file:
                 if _is_locked(file):
-                    content, stored_ns = json.load(file), os.fstat(file.fileno()).st_mtime_ns
+                    content = _CONTENT.validate_json(file.read(_MAX_BYTES))
                     one = Connection(content["url"], content["token"], origin=str(path), data=content["data"])
-                    found.append((stored_ns, one))
+                    found.append((os.fstat(file.fileno()).st_mtime_ns, one))
         except FileNotFoundError:
             continue  # It has just ended.
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigurationError(f"{path} can't be read ({error}); remove it, or pass --url and --token") from None
+            why = error if isinstance(error, OSError) else "it has no url, token and data"
+            raise ConfigurationError(f"{path} can't be read ({why}); remove it, or pass --url and --token") from None
     return [connection for _, connection in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
-def _is_locked(file: TextIO) -> bool:
+def _is_locked(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -89,8 +89,9 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
         try:
             yield
         except Stopped:
-            with suppress(dist.DistError):  # As in `_leave_gang`.
-                store.set(_STOPPED, "")
+            if launch.worker.role not in workload.expendable:
+                with suppress(dist.DistError):  # As in `_leave_gang`.
+                    store.set(_STOPPED, "")
             _leave_gang(launch, workload, store)
             raise
         if _leave_gang(launch, workload, store):

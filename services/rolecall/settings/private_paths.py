@@ -36,7 +36,7 @@ def connection_file(data: str) -> Path:
 
 def connection_files() -> list[Path]:
     """The files of all clusters, also of those that were killed, and `local.json` of earlier releases."""
-    return list(connection_folder().glob("local*.json"))
+    return [path for path in connection_folder().glob("local*.json") if path.is_file()]
 
 
 def readable_secret_files(*others: Path) -> tuple[Path, ...]:

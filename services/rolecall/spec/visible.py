@@ -36,8 +36,9 @@ def is_blank(text: str) -> bool:
 
 
 def stacks_marks(text: str) -> bool:
-    """Return whether more than `MAX_MARKS` combining marks follow each other."""
-    return any(is_mark and len(list(run)) > MAX_MARKS for is_mark, run in groupby(text, _is_mark))
+    """Return whether more than `MAX_MARKS` combining marks follow each other, in the form in which fonts stack them."""
+    decomposed = unicodedata.normalize("NFD", text)
+    return any(is_mark and len(list(run)) > MAX_MARKS for is_mark, run in groupby(decomposed, _is_mark))
 
 
 def visible(text: str) -> str:
@@ -67,7 +68,7 @@ def listed(names: Collection[str], most: int = 10) -> str:
 
 
 def _is_mark(one: str) -> bool:
-    return unicodedata.category(one) in _MARKS
+    return unicodedata.category(one) in _MARKS or unicodedata.combining(one) != 0
 
 
 def _escaped(found: re.Match[str]) -> str:
