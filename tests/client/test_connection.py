@@ -95,21 +95,21 @@ def test_the_cluster_of_the_current_folder_wins_over_the_last_one(
     nested, mine = local("nested", work / "mine/nested/.rolecall"), local("mine", work / "mine/.rolecall")
     with announced(nested), announced(mine), started_last(local("last", work / "elsewhere/.rolecall")):
         found = find(None, None)
-        assert (found.token, found.is_guess) == (expected, expected == "last")
+        assert (found.token, bool(found.guess)) == (expected, expected == "last")
         with_token = find(None, "given")
         assert (with_token.url, with_token.token) == (found.url, "given")
-        assert with_token.is_guess == found.is_guess
-        assert not find(found.url, None).is_guess, "the user names it"
+        assert with_token.guess == found.guess
+        assert not find(found.url, None).guess, "the user names it"
         assert find("http://192.0.2.1:8080", "given").url == "http://192.0.2.1:8080"
 
 
 def test_only_a_cluster_among_several_is_a_guess(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with announced(local("one", work / "elsewhere/one")):
-        assert not find(None, None).is_guess
+        assert not find(None, None).guess
         monkeypatch.chdir(work)
         with announced(local("a", work / "a")), started_last(local("b", work / "b")):
             found = find(None, None)
-            assert (found.token, found.is_guess) == ("b", True), "both belong to the current folder"
+            assert (found.token, bool(found.guess)) == ("b", True), "both belong to the current folder"
 
 
 def test_a_killed_cluster_is_not_found(config: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_killed_cluster_is_not_found(config: Path, work: Path, monkeypatch: py
     path.write_bytes(left)
     with announced(local("running", work / "elsewhere/.rolecall")):
         found = find(None, None)
-        assert (found.token, found.is_guess) == ("running", False)
+        assert (found.token, found.guess) == ("running", "")
     with pytest.raises(Unreachable):
         find(None, None)
     with announced(local("started-again", work / ".rolecall")) as again:
@@ -146,6 +146,22 @@ def test_a_secret_is_written_where_a_killed_process_with_the_same_id_left_one(co
         path.with_name(f".{path.name}.{os.getpid()}").write_text("left")
         write_secret(path, "new")
         assert path.read_text() == "new"
+
+
+def test_the_folder_of_a_cluster_that_has_ended_is_named(
+    config: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "ended/.rolecall/master").mkdir(parents=True)
+    (work / "ended/below").mkdir()
+    monkeypatch.chdir(work / "ended/below")
+    with announced(local("only", work / "elsewhere/.rolecall")):
+        assert find(None, None).guess == f"because the cluster of {work}/ended/.rolecall isn't running"
+        with announced(local("near", work / "ended/below/data")):
+            assert (find(None, None).token, find(None, None).guess) == ("near", "")
+    with announced(local("again", work / "ended/.rolecall")):
+        assert find(None, None).guess == ""
+    with pytest.raises(Unreachable, match=f"{work}/ended/.rolecall isn't running; start it .* in {work}/ended:"):
+        find(None, None)
 
 
 def test_a_removed_current_folder_leaves_the_last_cluster(

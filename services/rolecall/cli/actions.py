@@ -73,7 +73,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
     changes = {field: value for field, value in changes.items() if value is not None}
     if not changes:
         raise CommandError(Exit.USAGE, "nothing to change; use --name, --priority, --label or --remove-label")
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         document = client.update(job, changes)
         if json:
             print_json(client.raw)
@@ -85,7 +85,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
 
 
 def _act(job: str, action: str, as_json: bool, url: str | None, token: str | None) -> None:
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         document = client.act(job, action)
         if as_json:
             print_json(client.raw)

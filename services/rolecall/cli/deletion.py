@@ -57,7 +57,7 @@ def delete(  # noqa: PLR0917 - the command line is the signature
         _confirm(_question(jobs, force=force))
     deleted, errors = list[str](), list[UnknownName | Refused]()
     try:
-        with connect(url, token, changes=True) as client:
+        with connect(url, token) as client:
             for job in jobs:
                 try:
                     client.delete(job, force=force)
@@ -90,7 +90,7 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     now = datetime.now(UTC)
     ended_before = now - parse_duration(older_than, "--older-than")
     ended_state = JobState(state) if state else None
-    with connect(url, token, changes=not dry_run) as client:
+    with connect(url, token) as client:
         found = client.prune(ended_before, ended_state, dry_run=True)
         if json:
             print_json(client.raw)

@@ -21,7 +21,7 @@ from rich.text import Text
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client, Unreachable
-from rolecall.client.connection import Connection, announced, write_secret
+from rolecall.client.connection import DATA_FOLDER, Connection, announced, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings.child_environments import for_nodes, without
 from rolecall.settings.private_paths import connection_folder
@@ -73,7 +73,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     stages: Count = 0,
     observers: Count = 0,
     port: Port = 8080,
-    data: Data = Path(".rolecall"),
+    data: Data = Path(DATA_FOLDER),
     token: Token = None,
     json: Json = False,
 ) -> None:

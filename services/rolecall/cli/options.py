@@ -34,10 +34,7 @@ Token = Annotated[
     typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="A token of the cluster."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
-_GUESS = (
-    "using {url}, which started last of several local clusters; to use another one, pass --url, or change to the "
-    "folder that contains its data folder"
-)
+_GUESS = "using {url}, {why}; to use another cluster, pass --url, or change to the folder that contains its data folder"
 CLEAR_TEXT = "calls to {url} leave this machine in clear text, and contain the token"
 CLEAR_TEXT_REMEDY = "set ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master, and ROLECALL_TLS_CA here"
 Follow = Annotated[
@@ -51,14 +48,12 @@ JobId = Annotated[
 ]
 
 
-def connect(url: str | None, token: str | None, *, changes: bool = False) -> Client:
-    """A client for the cluster that the options name. Warns if calls leave this machine in clear text.
-
-    A command that `changes` something also says which of several local clusters it uses, if nothing names one.
-    """
+def connect(url: str | None, token: str | None) -> Client:
+    """A client for the cluster that the options name. Says so if the choice is a guess, and warns if calls leave this
+    machine in clear text."""
     connection = find(url, token)
-    if changes and connection.is_guess:
-        err.print(_GUESS.format(url=connection.url), markup=False)
+    if connection.guess:
+        err.print(_GUESS.format(url=connection.url, why=connection.guess), markup=False)
     if connection.is_exposed():
         err.print(f"[yellow]warning:[/] {escape(CLEAR_TEXT.format(url=connection.url))}; {CLEAR_TEXT_REMEDY}")
     return Client(connection)

@@ -47,7 +47,7 @@ def submit(  # noqa: PLR0917 - the command line is the signature
     if dry_run and (follow_it or wait):
         raise CommandError(Exit.USAGE, "--dry-run creates no job; omit --follow and --wait")
     body = changed_job(file, sets or ())
-    with connect(url, token, changes=not dry_run) as client:
+    with connect(url, token) as client:
         if dry_run:
             plan = client.plan(body)
             print_json(client.raw) if json else _print_plan(plan)

@@ -87,7 +87,7 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
     plotted, ending = metric or SAMPLES_PER_S, None
     wanted = plotted if metric or plot else None
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         workloads = _workloads(client, planned)
         # The master checks the values when the jobs are submitted.
         for workload, (path, _) in product(workloads, settings):

@@ -68,7 +68,7 @@ def create(  # noqa: PLR0917 - the command line is the signature
         max_queued=max_queued, max_slots=max_slots, max_stored_bytes=max_stored_bytes, max_priority=max_priority
     )
     given = _changes(scopes, limits, expires_in, datetime.now(UTC))
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         made = client.create_token({"name": name} | given)
         print_json(client.raw) if json else _print_secret(made)
 
@@ -106,7 +106,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
     changes = _changes(scopes, limits, expires_in, datetime.now(UTC))
     if not changes:
         raise typer.BadParameter("specify at least one change", param_hint="--scope, --max-…, --expires-in")
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         changed = client.change_token(name, changes)
         print_json(client.raw) if json else out.print(
             f"token {name}: scopes {', '.join(changed.scopes)}; {_limits(changed) or 'no limits'}"
@@ -116,7 +116,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
 @tokens.command("rotate")
 def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = None, token: Token = None) -> None:
     """Print a new secret for a token. The current secret expires after the overlap, by default immediately."""
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         made = client.rotate_token(name, parse_duration(overlap, "--overlap").total_seconds())
         print_json(client.raw) if json else _print_secret(made)
 
@@ -124,7 +124,7 @@ def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = N
 @tokens.command("revoke")
 def revoke(name: Name, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Revoke a token with all its secrets immediately. Its jobs continue without its limits."""
-    with connect(url, token, changes=True) as client:
+    with connect(url, token) as client:
         client.revoke_token(name)
     print_json({"revoked": name}) if json else out.print(f"token {name} is revoked")
 

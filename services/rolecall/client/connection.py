@@ -22,6 +22,9 @@ from rolecall.spec.trust import Trust
 
 _DEFAULT = "127.0.0.1:8080"
 _LOOPBACK = re.compile(r"(?<=://)(localhost|127\.0\.0\.1|\[::1\])(?=[:/]|$)", re.IGNORECASE)
+DATA_FOLDER = ".rolecall"
+"""The default name of the data folder of a `rolecall local`."""
+_LAST = "which started last of several local clusters"
 _CONTENT = TypeAdapter(dict[str, str])
 """The connection files."""
 _MAX_BYTES = 1 << 16
@@ -39,8 +42,8 @@ class Connection:
     """The place that the token comes from, such as `ROLECALL_TOKEN`; empty if it is unknown."""
     data: str = field(default="", compare=False)
     """The absolute path of the data folder of a cluster of `rolecall local`."""
-    is_guess: bool = field(default=False, compare=False)
-    """True if several clusters of `rolecall local` run, and neither the user nor the current folder names this one."""
+    guess: str = field(default="", compare=False)
+    """Why this cluster of `rolecall local` may be the wrong one; empty if the user or the current folder names it."""
 
     def is_exposed(self) -> bool:
         """Return whether calls leave this machine in clear text. Resolves the host, and doesn't count unknown ones."""
@@ -103,12 +106,8 @@ def _is_locked(file: BinaryIO) -> bool:
     return False
 
 
-def _choose(clusters: Sequence[Connection]) -> Connection | None:
-    """The cluster with its data folder in the current folder or the nearest parent, or else the first one."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # It has been removed.
-        here = Path("/")
+def _choose(clusters: Sequence[Connection], here: Path) -> Connection | None:
+    """The cluster with its data folder in the folder `here` or the nearest parent, or else the first one."""
 
     def nearness(cluster: Connection) -> int:
         folder = Path(cluster.data).parent
@@ -116,7 +115,23 @@ def _choose(clusters: Sequence[Connection]) -> Connection | None:
 
     most = max(map(nearness, clusters), default=0)
     equal = [cluster for cluster in clusters if nearness(cluster) == most]
-    return replace(equal[0], is_guess=len(equal) > 1) if equal else None
+    data = _data_folder(here)
+    if equal and data is not None and len(data.parent.parts) > most:
+        return replace(equal[0], guess=f"because the cluster of {data} isn't running")
+    return replace(equal[0], guess=_LAST if len(equal) > 1 else "") if equal else None
+
+
+def _data_folder(here: Path) -> Path | None:
+    """The data folder with the default name in the folder `here` or the nearest parent, if a cluster has used it."""
+    folders = (folder / DATA_FOLDER for folder in (here, *here.parents))
+    return next((folder for folder in folders if os.path.isdir(folder / "master")), None)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # It has been removed.
+        return Path("/")
 
 
 def find(url: str | None, token: str | None, origin: str = "--token") -> Connection:
@@ -136,18 +151,22 @@ def find(url: str | None, token: str | None, origin: str = "--token") -> Connect
         same = (one for one in clusters if _with_one_loopback(one.url) == _with_one_loopback(url.rstrip("/")))
         local = next(same, None)
     else:
-        local = _choose(clusters)
+        local = _choose(clusters, _current_folder())
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
     if "://" not in address:
         raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
     if token:
-        return Connection(address, token, trust, origin, is_guess=local is not None and local.is_guess)
+        return Connection(address, token, trust, origin, guess=local.guess if local else "")
     if local:
         return local  # With its own address: another user's program may listen at another name of this machine.
     if not url:
+        data = _data_folder(_current_folder())
         raise Unreachable(
             "no cluster of `rolecall local` is running on this machine; if one is starting, wait until it prints "
-            "`ready`; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL",
+            "`ready`; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL"
+            if data is None
+            else f"the cluster of {data} isn't running; start it with `rolecall local` in {data.parent}: its jobs "
+            "are kept; or name another cluster with --url or ROLECALL_URL"
         )
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
