@@ -1,4 +1,4 @@
-"""The log format of the programs: searchable fields, and no credentials of URLs, not even in lines of libraries."""
+"""The log format of the programs: searchable fields, and no credentials, not even in lines of libraries."""
 
 import json
 import logging

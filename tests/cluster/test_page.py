@@ -246,13 +246,15 @@ def test_a_clone_names_the_values_whose_credentials_are_hidden(page: Page, clust
     clone(["s3://bucket/a.csv", "s3://***@bucket/a.csv", "https://host/a.csv?token=***"], "https://chat.example/***")
     lost = page.locator("#lost")
     expect(lost).to_contain_text("https://chat.example/***. The rest of the address is hidden")
-    expect(lost).to_contain_text("Parts of URLs in params.data.train.1, params.data.train.2 can be")
+    expect(lost).to_contain_text("What can be credentials in params.data.train.1, params.data.train.2 is")
     clone([f"s3://***@bucket/{number}.csv" for number in range(9)])
     hidden = "params.data.train.0, params.data.train.1, params.data.train.2 and 6 more"
     expect(lost).to_have_text(
-        f"Parts of URLs in {hidden} can be credentials and are hidden: replace each *** before you submit the job."
+        f"What can be credentials in {hidden} is hidden: replace each *** before you submit the job."
     )
-    clone(["s3://bucket/year=2024/a.csv", "local/***.csv"])
+    clone(["s3://bucket/a.csv", "x password=***", "***"])
+    expect(lost).to_contain_text("What can be credentials in params.data.train.1, params.data.train.2 is")
+    clone(["s3://bucket/year=2024/a.csv", "local/**/*.csv"])
     expect(page.locator("#curl")).to_contain_text("year=2024")
     expect(lost).to_have_text("")
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from rolecall.kit.params import to_object
 from rolecall.master.catalogue import load, schema_of
-from rolecall.master.field_errors import explain, shown
+from rolecall.master.field_errors import explain, field_error, shown
 from rolecall.spec.api import PruneRequest
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobRequest, JobUpdate
@@ -551,10 +551,10 @@ def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal
     with pytest.raises(InvalidJob) as caught:
         installed.check_request(JobRequest.model_validate(example))
     assert len(caught.value.field_errors) == len(expected)
-    for field_error, (field, message, legal) in zip(caught.value.field_errors, expected, strict=True):
-        assert field_error["field"] == f"params.{field}"
-        assert message in field_error["message"]
-        assert legal in field_error.get("legal", "")
+    for error, (field, message, legal) in zip(caught.value.field_errors, expected, strict=True):
+        assert error["field"] == f"params.{field}"
+        assert message in error["message"]
+        assert legal in error.get("legal", "")
 
 
 @pytest.mark.parametrize("size", [10, 10_000])
@@ -564,3 +564,14 @@ def test_a_given_value_is_shown_without_credentials_of_any_length_and_characters
     for given in (url, [url], {"train": url}, {url: 1}):
         assert "hush" not in shown(given)
         assert "s3://***" in shown(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["AWS_SECRET_ACCESS_KEY=hunter2 " + "x" * 9000, {"password": "hunter2", "z": "x" * 9000}]
+)
+def test_a_secret_at_the_beginning_of_a_long_value_is_hidden(given: Any) -> None:
+    text = given if isinstance(given, str) else str(given)
+    error = field_error(text, text, given, "")
+    for part in ("field", "message", "given"):
+        assert "hunter2" not in error[part]
+        assert "***" in error[part]

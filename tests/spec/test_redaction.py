@@ -65,13 +65,32 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
         (f"user=me password={SECRET} dbname=x", "user=me password=*** dbname=x"),
         (rf"user=me password='it\'s {SECRET}' dbname=x", "user=me password='***' dbname=x"),
         (f"ROLECALL_TOKEN={SECRET} AWS_SECRET_ACCESS_KEY={SECRET}/x", "ROLECALL_TOKEN=*** AWS_SECRET_ACCESS_KEY=***"),
-        (f"PGPASSWORD=a'b;{SECRET}", "PGPASSWORD=***"),
+        (f"PGPASSWORD=a'b;{SECRET} 7_KEY={SECRET}", "PGPASSWORD=*** 7_KEY=***"),
         (f"A_KEY='one\n{SECRET}'\nB=2", "A_KEY='***'\nB=2"),
         (f"A_KEY='one\n{SECRET}", "A_KEY='***'"),
         (f"environ({{'A_TOKEN': '{SECRET}', 'B': '2'}})", "environ({'A_TOKEN': '***', 'B': '2'})"),
         (rf'{{"A_TOKEN": "a\"{SECRET}", "b": 2}}', '{"A_TOKEN": "***", "b": 2}'),
         (rf'"{{\"api_key\":\"{SECRET}\",\"b\":2}}"', r'"{\"api_key\":\"***\",\"b\":2}"'),
-        (f"AccountName=x;AccountKey={SECRET};", "AccountName=x;AccountKey=***"),
+        (f"AccountName=x;AccountKey={SECRET};", "AccountName=x;AccountKey=***;"),
+        (f"{{'secret': '{SECRET}', 'token': '{SECRET}'}}", "{'secret': '***', 'token': '***'}"),
+        (f"hf_token={SECRET} --token={SECRET}", "hf_token=*** --token=***"),
+        (f"aws_session_token={SECRET} sessionToken={SECRET}", "aws_session_token=*** sessionToken=***"),
+        (
+            f"[default]\naws_secret_access_key = {SECRET}\naws_session_token\t=\t{SECRET}\n",
+            "[default]\naws_secret_access_key = ***\naws_session_token\t=\t***\n",
+        ),
+        (rf'"[a]\ntoken = {SECRET}\nsecret = {SECRET}"', r'"[a]\ntoken = ***secret = ***"'),
+        (f'{{"password": 123, "b": [{{"api_key": {SECRET}}}]}}', '{"password": ***, "b": [{"api_key": ***}]}'),
+        ('[{"password":123},{"b":2}]', '[{"password":***},{"b":2}]'),
+        (f"Params(secret={SECRET},password='a {SECRET}', batch=3)", "Params(secret=***,password='***', batch=3)"),
+        ("password=nullify secret=None-of-it", "password=*** secret=***"),
+        (
+            f"s3://bucket/SORT_KEY=7/AWS_SECRET_ACCESS_KEY={SECRET}",
+            "s3://bucket/SORT_KEY=7/AWS_SECRET_ACCESS_KEY=***",
+        ),
+        (f"curl -H 'x-api-key: {SECRET}' -H X-Auth-Token:{SECRET}", "curl -H 'x-api-key: ***' -H X-Auth-Token:***"),
+        (f"X-Vault-Token:{SECRET}", "X-Vault-Token:***"),
+        (f"[(b'x-vault-token', b'{SECRET}')]", "[(b'x-vault-token', b'***')]"),
         (f"Authorization: Bearer {SECRET}", "Authorization: Bearer ***"),
         (f"[(b'authorization', b'Basic {SECRET}==')]", "[(b'authorization', b'Basic ***')]"),
         (rf"Illegal header value b'Bearer {'a' * 64}\n'", r"Illegal header value b'Bearer ***\n'"),
@@ -87,11 +106,46 @@ def test_named_secrets_are_hidden(given_text: str, shown: str) -> None:
     assert redact([given_text]) == [shown]
 
 
+KEYS = ("access", "account", "api", "private", "secret")
+TOKENS = (
+    "access",
+    "admin",
+    "api",
+    "auth",
+    "bearer",
+    "bot",
+    "github",
+    "gitlab",
+    "hf",
+    "hub",
+    "metrics",
+    "node",
+    "refresh",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{kind}_key" for kind in KEYS),
+        *(f"{kind}_token" for kind in (*TOKENS, "secret", "security", "session")),
+        "token",
+        "secret",
+        "password",
+        "passwd",
+    ],
+)
+def test_common_names_of_secrets_are_known_in_any_case(name: str) -> None:
+    for one in (name, name.upper(), name.title(), name.replace("_", "-"), name.replace("_", "")):
+        assert redact_text(f"a {one}={SECRET}, b") == f"a {one}=***, b"
+    assert redact_text(f"{name}s={SECRET}, {name}_id={SECRET}") == f"{name}s={SECRET}, {name}_id={SECRET}"
+
+
 def test_the_values_of_secret_fields_are_hidden() -> None:
-    given_value = {"storage": {"secret_key": SECRET, "HF_TOKEN": SECRET, "sort_key": "a", "password": None}}
-    assert redact(given_value) == {
-        "storage": {"secret_key": "***", "HF_TOKEN": "***", "sort_key": "a", "password": None}
-    }
+    secret = ("secret_key", "HF_TOKEN", "token", "aws_session_token", "Authorization", "X-Vault-Token")
+    others = {"sort_key": "a", "pad_token": "<pad>", "max_tokens": 7, "password": None, "secret": False, "token": ""}
+    given_value = {"storage": dict.fromkeys(secret, SECRET), "others": others}
+    assert redact(given_value) == {"storage": dict.fromkeys(secret, "***"), "others": others}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +169,12 @@ def test_the_values_of_secret_fields_are_hidden() -> None:
         "see http://host: mail me@example.com",
         "s3://bucket/a file's name@v2 | me@example.com",
         "--label 'a' has no value; use KEY=VALUE",
-        "sort_key=a, pad_token='<pad>', tokens=512",
+        "sort_key=a, pad_token='<pad>', unk_token=<unk> pad-token=x, max_tokens=512, tokens = 512",
+        '{"password": null, "b": 2, "secret": false}',
+        "Params(password=None, api_key=None,batch=3)",
+        "s3://bucket/PARTITION_KEY=7/rows.parquet",
+        "if password == token or secret != token:",
+        "the headers 'x-api-key' and x-auth-token, or 'x-api-key: $KEY'",
         "ROLECALL_TLS_KEY=/srv/tls.key can't be read",
         "ROLECALL_TOKEN: it is too short; GRAFANA_PASSWORD is not set",
         "password: it must be text",
@@ -148,6 +207,27 @@ def test_a_url_that_is_cut_is_hidden() -> None:
     assert redact_beginning(text, 15) == "no s3://***"
     assert redact_beginning(f"{text} and {text}", 50) == "no s3://***@bucket/a and no s3://***"
     assert redact_beginning("plain text", 5) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"AWS_SECRET_ACCESS_KEY={SECRET}", "AWS_SECRET_ACCESS_KEY=***"),
+        (f"password='it is {SECRET}'", "password='***'"),
+        (f'{{"password": "{SECRET}"}}', '{"password": "***"'),
+        (rf'"{{\"password\": \"a {SECRET}\"}}"', r'"{\"password\": \"***\"'),
+        (f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----", "***"),
+        (f"Authorization: Basic {SECRET}", "Authorization: Basic ***"),
+        (f"as a bearer {SECRET}/{SECRET}", "as a bearer ***"),
+        (rf"x:\/\/me:{SECRET}@host", r"x:\/\/***"),
+        (f"secret=abc x://me:{SECRET}@host", "secret=*** x://***"),
+    ],
+)
+def test_a_secret_in_a_text_that_is_cut_is_hidden(text: str, shown: str) -> None:
+    begin, end = text.index(SECRET) + 1, text.rindex(SECRET) + len(SECRET)
+    for chars in range(begin, end + 1):
+        assert redact_beginning(text + "x" * 9, chars) == shown
+    assert SECRET not in redact_beginning(f"{text} {'x' * 9000}", 8192)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +277,21 @@ def test_it_takes_linear_time(repeated: str) -> None:
             redact_text(text + end)
             redact(text + end)
             assert is_within(time.process_time() - begin, 1.0), "a quadratic one takes minutes"
+
+
+@pytest.mark.parametrize("before", ["", "secret=", "secret='", "bearer ", "x-"])
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        *(" ", "\\", "'", '"', ",", "=", "A", "A_", "/A_KEY=", "token", "\\ntoken=", "x-", "x-api-key: ", "bearer "),
+        *("secret", "secret=", "secret=,", "secret = ", "secret=a'b", 'secret": ', "password=null,", "-----BEGIN "),
+    ],
+)
+def test_repeated_parts_of_named_secrets_take_little_time(before: str, repeated: str) -> None:
+    text = before + repeated * (100_000 // len(repeated))
+    begin = time.process_time()
+    redact_beginning(f"{text} ", len(text))
+    assert is_within(time.process_time() - begin, 0.1)
 
 
 @pytest.mark.slow

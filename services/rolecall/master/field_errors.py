@@ -97,7 +97,7 @@ def shortened(errors: Sequence[FieldError], count: int) -> list[FieldError]:
 
 
 def shown(given: Any) -> str:
-    """The value as short JSON without credentials of URLs. Reads only the beginning of a large value."""
+    """The value as short JSON without credentials. Reads only the beginning of a large value."""
     text = ""
     for chunk in json.JSONEncoder(default=str).iterencode(given):
         before, quote, string = chunk.partition('"')  # A string is one chunk, so no URL is cut.
@@ -112,7 +112,7 @@ def _quoted(given: str) -> str:
 
 
 def _cut(text: str, max_chars: int) -> str:
-    """The beginning of a text. Redacts first, because credentials can't be recognized in a URL that is cut."""
+    """The beginning of a text. Redacts first, because some credentials can't be recognized without their end."""
     shown = redact_beginning(text, _READ_CHARS)
     return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 

@@ -78,7 +78,7 @@ class JobPlan(Value):
     name: Redacted
     labels: dict[str, str]
     params: RedactedObject
-    """Complete and validated parameters. Credentials in URLs are hidden."""
+    """Complete and validated parameters. Credentials are hidden."""
     roles: dict[Role, int]
     """The number of workers of each role."""
     resources: dict[Role, Resources]
@@ -173,7 +173,7 @@ class JobDocument(JobOverview):
     """A job in `GET /jobs/{id}`."""
 
     params: RedactedObject
-    """Complete and validated parameters. Credentials in URLs are hidden."""
+    """Complete and validated parameters. Credentials are hidden."""
     resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
     """The resources of each worker of a role. Placement decides for other roles."""
     max_restarts: int

@@ -1,7 +1,17 @@
 """Redaction of credentials in text for people and logs. Pure.
 
-Hidden are user information and query values of URLs, values with the name of a secret, bearer tokens and private keys.
-The database and the workers keep the original text.
+| Hidden | Examples |
+| --- | --- |
+| user information and query values of URLs | `s3://***@bucket/a`, `https://host/a?sig=***` |
+| bearer tokens, and values of headers | `Bearer ***`, `Authorization: Basic ***`, `x-api-key: ***` |
+| private keys in PEM | `***` |
+| values of names in capitals that end in `_KEY` or `_TOKEN` | `SIGNING_KEY=***`, `CI_TOKEN=***` |
+| values of names that end in `password`, `passwd` or `secret` | `PGPASSWORD=***`, `'client_secret': '***'` |
+| values of names that end in a common kind of key | `api_key=***`, `aws_secret_access_key = ***`, `AccountKey=***` |
+| values of `token`, and of names that end in a common kind of it | `'token': '***'`, `hf_token=***` |
+
+Other names that end in `key` or `token` are often no secrets: `sort_key`, `pad_token`, or the path ROLECALL_TLS_KEY.
+Neither are null, true and false. The database and the workers keep the original text.
 """
 
 import re
@@ -34,26 +44,38 @@ _END_OF_AUTHORITY = re.compile("[/?#]")
 _USER_OR_PORT = re.compile("[^/?#]*[@:#]")
 _MAX_EXAMINED = 64
 """Of the URLs of a text or value that may have credentials, more are hidden as a whole. Each takes up to 0.1 ms."""
-# Ends of the names of variables, options and fields. Other names that end in `key` or `token` are often no secrets:
-# `sort_key`, `pad_token`, or the path ROLECALL_TLS_KEY.
+# Ends of the names of variables, options and fields.
 _ENDING = (
-    r"(?:(?<!TLS)_KEY|_TOKEN|(?i:password|passwd|secret)|(?i:api|access|account|private|secret)[_-]?[Kk](?:ey|EY))"
+    r"(?=[A-Z0-9_abghmnprst])"  # Their first characters: with them, the search takes a third of the time.
+    # After a slash, it is part of a path: `s3://bucket/SORT_KEY=7/rows.parquet`.
+    r"(?:(?<![/A-Z0-9_])[A-Z0-9_]*?(?<!TLS)_KEY|_TOKEN|(?i:password|passwd|secret)"
+    r"|(?i:access|account|api|private|secret)[_-]?(?i:key)"
+    r"|(?i:access|account|admin|api|auth|bearer|bot|git(?:hub|lab)|hf|hub|metrics|node|refresh|secret|security|session)"
+    # The last one is the whole name, which can be an option, or follow a line break that JSON has escaped.
+    r"[_-]?(?i:token)|(?:(?<!\w)(?<!\w-)|(?<=\\[nrt]))(?i:token))"
 )
+# Before a colon, only fields of JSON and `repr`, whose names have quotes: prose has colons, too.
+_NAME = rf"{_ENDING}(?:\\{{0,8}}[\"'] ?: ?|=|[ \t]{{1,8}}=[ \t]{{1,8}})"
 _QUOTED = r"(?P<quote>\\{0,8}[\"'])(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S]))*+(?:(?P=quote)|\Z)"
-_NAMED = re.compile(
-    # After a colon, only fields of JSON and `repr`, whose names have quotes: prose has colons, too.
-    rf"(?P<name>{_ENDING}(?:\\{{0,8}}[\"'] ?: ?|=))(?:b?{_QUOTED}|(?:[^\s&'\"`]|(?<=\w)['\"](?=\w))++)"
-)
-_NAMED_KEY = re.compile(rf"{_ENDING}\Z")
+_PUNCTUATION = r",;()\[\]{}"
+_NO_SECRET = rf"(?i:null|none|true|false)(?![^\s&'\"`{_PUNCTUATION}])"
+# It ends before trailing punctuation, and before the next name, because the value of that one can have quotes.
+_UNQUOTED = rf"(?:[{_PUNCTUATION}]*+(?!{_NAME})(?:[^\s&'\"`{_PUNCTUATION}]|(?<=\w)['\"](?=\w)))++"
+_NAMED = re.compile(rf"(?P<name>{_NAME})(?:b?{_QUOTED}|(?!{_NO_SECRET}){_UNQUOTED})")
+_HEADER = r"(?<![\w-])x-[a-z-]{0,40}(?:key|secret|token)"
+_NAMED_KEY = re.compile(rf"(?:{_ENDING}|(?i:authorization|{_HEADER}))\Z")
 # Not the `TOKEN` or the variable of an instruction.
 _AUTHORIZATION = re.compile(
-    r"(?i)(authorization\\{0,8}['\"]? ?[:=,] ?b?\\{0,8}['\"]?(?:bearer|basic|token) +)(?!TOKEN\b|[$])[^\s'\"\\,]+"
+    r"(?i)(authorization\\{0,8}['\"]? ?[:=,] ?b?\\{0,8}['\"]?(?:bearer|basic|token) +"
+    rf"|{_HEADER}\\{{0,8}}(?:['\"] ?, ?|['\"]? ?: ?)b?\\{{0,8}}['\"]?)(?!TOKEN\b|[$])[^\s'\"\\,]+"
     r"|(\bbearer +)[\w.~+/=-]{16,}"
 )
+_CUT_BEARER = re.compile(r"(?i)(\bbearer +)\S+\Z")
+_UNTIL_LAST_URL = re.compile(r"[\s\S]*(?:://|:\\/\\/)")
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
 )
-_SEPARATOR = re.compile("[ ='\"]")
+_SEPARATOR = re.compile("[ ='\"]|(?i:x-)")
 """A part of whatever `_NAMED`, `_AUTHORIZATION` and `_PRIVATE_KEY` match."""
 
 
@@ -71,11 +93,14 @@ def redact(value: Any) -> Any:
 
 
 def redact_beginning(text: str, chars: int) -> str:
-    """The first `chars` characters, redacted; hides all of a URL that can extend beyond them."""
+    """The first `chars` characters, redacted; also hides a credential that can extend beyond them."""
     if len(text) <= chars:
         return redact_text(text)
-    before, scheme, after = text[:chars].rpartition("://")
-    return redact_text(before) + (f"{scheme}{HIDDEN}" if scheme else after)
+    beginning = text[:chars]
+    # The end of a URL, and the length of a bearer token, tell whether it has credentials. Others begin with their name.
+    if until_url := _UNTIL_LAST_URL.match(beginning):
+        return redact_text(f"{until_url[0]}{HIDDEN}")
+    return redact_text(_CUT_BEARER.sub(rf"\1{HIDDEN}", beginning))
 
 
 class _Redaction:
@@ -139,7 +164,8 @@ def _without_user(link: str) -> str:
 
 
 STORED: Mapping[str, Any] = MappingProxyType({})
-"""The validation context of values from the database, which were redacted before they were stored."""
+"""The validation context of values from the database. They were redacted before they were stored, by the rules of the
+release that stored them: an earlier one hid less."""
 
 
 def _redacted(text: str, info: ValidationInfo) -> str:

@@ -129,9 +129,9 @@ workload.addEventListener("change", () => {
 });
 source.addEventListener("change", () => startFrom(source.value));
 
-// The paths of the values in which a job's document hides parts of URLs, such as `params.data.train`.
+// The paths of the values in which a job's document hides credentials, such as `params.data.train`.
 function hiddenIn(value, path) {
-  const isHidden = (text) => text.includes("://") && text.includes("***");
+  const isHidden = (text) => text.includes("***");
   if (typeof value === "string") return isHidden(value) ? [path] : [];
   return Object.entries(value || {}).flatMap(([name, one]) => (isHidden(name) ? [`${path}.${name}`] : hiddenIn(one, `${path}.${name}`)));
 }
@@ -142,7 +142,7 @@ function lostOf({ id, notify, params }) {
   const more = hidden.length > 3 ? ` and ${hidden.length - 3} more` : "";
   return [
     notify ? `${id} sends a webhook to ${notify}. The rest of the address is hidden, so it is not cloned: enter it again under “notify”, or no webhook is sent.` : "",
-    hidden.length ? `Parts of URLs in ${hidden.slice(0, 3).join(", ")}${more} can be credentials and are hidden: replace each *** before you submit the job.` : "",
+    hidden.length ? `What can be credentials in ${hidden.slice(0, 3).join(", ")}${more} is hidden: replace each *** before you submit the job.` : "",
   ].join(" ").trim();
 }
 
