@@ -43,7 +43,7 @@ class Connection:
     data: str = field(default="", compare=False)
     """The absolute path of the data folder of a cluster of `rolecall local`."""
     guess: str = field(default="", compare=False)
-    """The reason why this cluster of `rolecall local` may be the wrong one; empty if the user or the current folder names it."""
+    """The reason why this local cluster may be the wrong one; empty if the user or the current folder names it."""
 
     def is_exposed(self) -> bool:
         """Return whether calls leave this machine in clear text. Resolves the host, and doesn't count unknown ones."""
