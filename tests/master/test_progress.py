@@ -16,7 +16,7 @@ from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobSpec, Progress
-from rolecall.spec.report import ProgressLine
+from rolecall.spec.report import ProgressLine, TimeSpent
 
 from .harness import ManualClock
 from .harness import line as progress_line
@@ -58,6 +58,21 @@ def test_what_a_line_does_not_tell_stays() -> None:
     assert (after.step, after.steps, after.loss) == (2, 9, 1.0)
     assert after.metrics == {"accuracy": 0.5}
     assert advance(after, progress_line("step", step=3, metrics={"loss": math.nan})).loss is None
+
+
+def test_the_uses_of_time_are_always_those_of_the_worker_with_the_lowest_rank() -> None:
+    """Each worker waits and calls for other times: with those of any, a job's figures would go back and forth."""
+    reports = [(2, 1, 10.0), (1, 2, 1.0), (2, 3, 11.0), (1, 2, 2.0), (2, 9, 12.0)]
+    latest, shown = None, list[float]()
+    for rank, step, seconds in reports:
+        line = progress_line("step", step=step, spent=TimeSpent(steps=20.0, communication=seconds))
+        latest = newest(latest, StreamKey("toy-1", 1, rank, "progress"), [line])
+        assert latest is not None
+        assert latest.progress.spent is not None
+        shown.append(latest.progress.spent.communication)
+    assert shown == [10.0, 1.0, 1.0, 2.0, 2.0]
+    assert latest is not None
+    assert latest.progress.step == 9
 
 
 def test_a_worker_that_is_ahead_hides_no_scores_of_another_one() -> None:

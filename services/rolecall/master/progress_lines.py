@@ -16,6 +16,7 @@ from rolecall.spec.report import MAX_METRICS, ProgressLine
 Source = tuple[int, int]
 """A step and the negated rank of the worker that reported it, because at the same step the lowest rank counts."""
 _NOTHING: Source = (-1, 0)
+_NO_RANK = 1 << 62
 _STEPS = frozenset({"first_step", "step"})
 _COORDINATES = frozenset({"at", "step"})
 _BATCH_LINES = 500
@@ -32,6 +33,8 @@ class Latest:
     progress: Progress
     sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
     """The sources of the loss and the other metrics."""
+    spent_by: int = _NO_RANK
+    """The worker whose uses of time count: of those that report them, the one with the lowest rank."""
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ def newest(latest: Latest | None, key: StreamKey, steps: Iterable[ProgressLine])
         if latest is None or latest.attempt < key.attempt:
             latest = Latest(key.attempt, key.rank, Progress())
         if latest.attempt == key.attempt:
-            latest = _after(latest, key, line)
+            latest = _with_spent(_after(latest, key, line), key, line)
     return latest
 
 
@@ -123,6 +126,13 @@ def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
     return replace(latest, rank=rank, progress=progress, sources={**latest.sources, **sources})
 
 
+def _with_spent(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
+    # Always those of one worker: each waits and calls for other times, and the figures of a job would go back and forth.
+    if line.spent is None or key.rank > latest.spent_by:
+        return latest
+    return replace(latest, spent_by=key.rank, progress=latest.progress.model_copy(update={"spent": line.spent}))
+
+
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
     """Return whether a line is newer: a later step, or the same step of a lower rank."""
     return key.attempt == before.attempt and _source(before, key, line) >= (before.progress.step, -before.rank)
@@ -134,9 +144,8 @@ def _source(before: Latest, key: StreamKey, line: ProgressLine) -> Source:
 
 
 def advance(progress: Progress, line: ProgressLine) -> Progress:
-    """The progress after a line. Values that the line doesn't have stay unchanged."""
+    """The progress after a line, without its uses of time. Values that the line doesn't have stay unchanged."""
     reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
-    reported |= {"spent": line.spent} if line.spent else {}
     return progress.model_copy(update=reported | _metrics(progress, line.metrics))
 
 

@@ -77,7 +77,10 @@ class Failure(Value):
 
 
 class TimeSpent(Value):
-    """The uses of a job's time, in seconds since it was submitted. Time that was lost with an attempt is not in it."""
+    """The uses of a job's time, in seconds since it was submitted. Time that was lost with an attempt is not in it.
+
+    Of several workers that report it, those of the lowest rank count.
+    """
 
     steps: Seconds = 0.0
     """In optimizer steps, input and communication included."""
