@@ -127,7 +127,7 @@ def _after(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
 
 
 def _with_spent(latest: Latest, key: StreamKey, line: ProgressLine) -> Latest:
-    # Always those of one worker: each waits and calls for other times, and the figures of a job would go back and forth.
+    # Always of one worker: each waits and calls for other times, and the figures of a job would go back and forth.
     if line.spent is None or key.rank > latest.spent_by:
         return latest
     return replace(latest, spent_by=key.rank, progress=latest.progress.model_copy(update={"spent": line.spent}))
