@@ -11,7 +11,7 @@ from rolecall.client.connection import Connection, announced
 from .command import Done, run
 
 GUESS = "which started last of several local clusters; to use another cluster, pass --url, or change to the folder that"
-COMMANDS = ["submit -", "submit - --dry-run", "cancel x", "delete x --yes", "tokens list", "jobs", "show x"]
+COMMANDS = ["submit -", "submit - --dry-run", "cancel x", "delete x --yes", "tokens list", "jobs", "show x", "doctor"]
 
 
 def run_among(clusters: int, folder: Path, command: str, **environment: str) -> Done:

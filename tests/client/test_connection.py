@@ -156,11 +156,15 @@ def test_the_folder_of_a_cluster_that_has_ended_is_named(
     monkeypatch.chdir(work / "ended/below")
     with announced(local("only", work / "elsewhere/.rolecall")):
         assert find(None, None).guess == f"because the cluster of {work}/ended/.rolecall isn't running"
+        with announced(local("other", work / "ended/data")):
+            assert (find(None, None).token, bool(find(None, None).guess)) == ("other", True)
         with announced(local("near", work / "ended/below/data")):
             assert (find(None, None).token, find(None, None).guess) == ("near", "")
     with announced(local("again", work / "ended/.rolecall")):
         assert find(None, None).guess == ""
-    with pytest.raises(Unreachable, match=f"{work}/ended/.rolecall isn't running; start it .* in {work}/ended:"):
+    with pytest.raises(
+        Unreachable, match=f"{work}/ended/.rolecall isn't running; .* start it with .* in {work}/ended,"
+    ):
         find(None, None)
 
 

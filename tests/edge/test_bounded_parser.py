@@ -79,6 +79,12 @@ def test_a_body_is_none_wherever_the_network_divides_it(body: bytes) -> None:
             assert isinstance(found[-1], h11.EndOfMessage)
 
 
+def test_small_chunks_are_counted_wherever_the_network_divides_them() -> None:
+    pieces = [b"1\r\n", *[b"a\r\n1\r\n"] * MAX_SMALL_CHUNKS * 2]
+    with pytest.raises(h11.RemoteProtocolError, match="small chunks"):
+        events(HEAD, *pieces)
+
+
 def test_a_body_has_lines_without_limit() -> None:
     body = b"\n" * 10_000
     found = events(b"POST / HTTP/1.1\r\nHost: master\r\nContent-Length: 10000\r\n\r\n" + body)

@@ -575,3 +575,9 @@ def test_a_secret_at_the_beginning_of_a_long_value_is_hidden(given: Any) -> None
     for part in ("field", "message", "given"):
         assert "hunter2" not in error[part]
         assert "***" in error[part]
+
+
+@pytest.mark.parametrize("value", ["hunter2", ["hunter2"], {"value": "hunter2"}, 1234])
+def test_an_error_shows_no_secret_that_a_document_hides(value: Any) -> None:
+    found = shown({"kwargs": {"api_key": value, "map": "4x4"}})
+    assert found == '{"kwargs": {"api_key": %s, "map": "4x4"}}' % ('"***"' if isinstance(value, str) else "***")

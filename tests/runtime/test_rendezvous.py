@@ -218,6 +218,18 @@ def test_a_worker_whose_role_only_serves_calls_stops_with_its_gang(tmp_path: Pat
         assert [type(workers.receive(rank)) for rank in range(3)] == [Stopped] * 3
 
 
+def test_an_expendable_worker_that_stops_does_not_stop_its_gang(tmp_path: Path) -> None:
+    plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER), expendable=frozenset({Role.OBSERVER}))
+    with gang(plan, tmp_path) as workers:
+        workers.publish_port()
+        for rank in range(3):
+            workers.receive(rank)
+        for rank, order, end in ((2, "stop", Stopped), (1, "leave", "left"), (0, "leave", "left")):
+            workers.ends[rank].send(order)
+            found = workers.receive(rank)
+            assert end in {found, type(found)}, rank
+
+
 @pytest.mark.parametrize(("order", "end"), [("leave", "left"), ("stop", Stopped)])
 def test_a_worker_that_is_late_leaves_without_the_store(tmp_path: Path, order: str, end: object) -> None:
     plan = Plan(gpus=("GPU-a", "GPU-a"), seconds={"_LEAVE_TIMEOUT_S": 0.2})

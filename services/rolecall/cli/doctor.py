@@ -16,10 +16,10 @@ from rich.markup import escape
 
 from rolecall import __version__
 from rolecall.cli.exits import Exit
-from rolecall.cli.options import CLEAR_TEXT, CLEAR_TEXT_REMEDY, Token, Url
+from rolecall.cli.options import CLEAR_TEXT, CLEAR_TEXT_REMEDY, Token, Url, find_cluster
 from rolecall.cli.output import err, out, print_json, print_table
 from rolecall.client import Client, ClientError, Unauthorized, UnknownName, Unreachable
-from rolecall.client.connection import Connection, find
+from rolecall.client.connection import Connection
 from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
@@ -73,7 +73,7 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
 
 def _findings(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
     """All findings. Each check follows those that it depends on. A `ClientError` ends them."""
-    connection = find(url, token)
+    connection = find_cluster(url, token)
     yield _name_resolution(connection)
     yield _encryption(connection)
     with Client(connection) as client:

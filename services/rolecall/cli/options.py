@@ -13,7 +13,7 @@ from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.client import Client
-from rolecall.client.connection import find
+from rolecall.client.connection import Connection, find
 from rolecall.spec.bounds import AwareMoment
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -48,12 +48,17 @@ JobId = Annotated[
 ]
 
 
-def connect(url: str | None, token: str | None) -> Client:
-    """A client for the cluster that the options name. Says so if the choice is a guess, and warns if calls leave this
-    machine in clear text."""
+def find_cluster(url: str | None, token: str | None) -> Connection:
+    """The cluster that the options name. Says on stderr if the choice is a guess."""
     connection = find(url, token)
     if connection.guess:
         err.print(_GUESS.format(url=connection.url, why=connection.guess), markup=False)
+    return connection
+
+
+def connect(url: str | None, token: str | None) -> Client:
+    """A client for the cluster of `find_cluster`. Warns if calls leave this machine in clear text."""
+    connection = find_cluster(url, token)
     if connection.is_exposed():
         err.print(f"[yellow]warning:[/] {escape(CLEAR_TEXT.format(url=connection.url))}; {CLEAR_TEXT_REMEDY}")
     return Client(connection)

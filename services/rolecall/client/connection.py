@@ -116,7 +116,8 @@ def _choose(clusters: Sequence[Connection], here: Path) -> Connection | None:
     most = max(map(nearness, clusters), default=0)
     equal = [cluster for cluster in clusters if nearness(cluster) == most]
     data = _data_folder(here)
-    if equal and data is not None and len(data.parent.parts) > most:
+    is_ended = data is not None and str(data) not in {cluster.data for cluster in equal}
+    if equal and data is not None and is_ended and len(data.parent.parts) >= most:
         return replace(equal[0], guess=f"because the cluster of {data} isn't running")
     return replace(equal[0], guess=_LAST if len(equal) > 1 else "") if equal else None
 
@@ -161,12 +162,17 @@ def find(url: str | None, token: str | None, origin: str = "--token") -> Connect
         return local  # With its own address: another user's program may listen at another name of this machine.
     if not url:
         data = _data_folder(_current_folder())
+        if data is None:
+            what, remedy = (
+                "no cluster of `rolecall local` is running on this machine",
+                "start one with `rolecall local`",
+            )
+        else:
+            what = f"the cluster of {data} isn't running"
+            remedy = f"start it with `rolecall local` in {data.parent}, where it continues its jobs"
         raise Unreachable(
-            "no cluster of `rolecall local` is running on this machine; if one is starting, wait until it prints "
-            "`ready`; otherwise start one with `rolecall local`, or name another with --url or ROLECALL_URL"
-            if data is None
-            else f"the cluster of {data} isn't running; start it with `rolecall local` in {data.parent}: its jobs "
-            "are kept; or name another cluster with --url or ROLECALL_URL"
+            f"{what}; if one is starting, wait until it prints `ready`; otherwise {remedy}, or name another with --url "
+            "or ROLECALL_URL"
         )
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",

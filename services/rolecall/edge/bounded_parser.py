@@ -49,7 +49,7 @@ class BoundedConnection(h11.Connection):
         elif isinstance(event, h11.Data):
             # Only between two chunks: the bytes of a body can look like anything.
             self._awaits_chunk = event.chunk_end
-            self._chunks += event.chunk_start
+            self._chunks += event.chunk_end  # Not `chunk_start`, which no event has if h11 reads the size alone.
             self._body_bytes += len(event.data)
             if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
                 self._refuse("the body has too many small chunks")

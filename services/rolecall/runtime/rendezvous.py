@@ -89,7 +89,7 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
         try:
             yield
         except Stopped:
-            if launch.worker.role not in workload.expendable:
+            if launch.worker.role not in workload.expendable:  # Without those, the gang continues.
                 with suppress(dist.DistError):  # As in `_leave_gang`.
                     store.set(_STOPPED, "")
             _leave_gang(launch, workload, store)

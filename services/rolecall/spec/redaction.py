@@ -11,12 +11,12 @@
 | values of `token`, and of names that end in a common kind of it | `'token': '***'`, `hf_token=***` |
 
 Other names that end in `key` or `token` are often no secrets: `sort_key`, `pad_token`, or the path ROLECALL_TLS_KEY.
-Neither are null, true, false and numbers. Of a large text or value, only the beginning is searched for what is neither
+Neither are null, true and false. Of a large text or value, only the beginning is searched for what is neither
 a URL nor the value of a field. The database and the workers keep the original text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -49,6 +49,7 @@ _MAX_QUERY_CHARS = 8192
 """A longer query of a URL is hidden as a whole. More would take more than 1 ms."""
 _MAX_SEARCHED = 1 << 16
 """The characters of a text or value that are searched for what is not a URL. It takes up to 0.3 µs for each."""
+_MARGIN = 1000
 # Ends of the names of variables, options and fields.
 _ENDING = (
     r"(?=[A-Z0-9_abghmnprst])"  # Their first characters: with them, the search takes a third of the time.
@@ -66,7 +67,8 @@ _PUNCTUATION = r",;()\[\]{}"
 _NO_SECRET = rf"(?i:null|none|true|false)(?![^\s&'\"`{_PUNCTUATION}])"
 # It ends before trailing punctuation, and before the next name, because the value of that one can have quotes.
 _UNQUOTED = rf"(?:[{_PUNCTUATION}]*+(?!{_NAME})(?:[^\s&'\"`{_PUNCTUATION}]|(?<=\w)['\"](?=\w)))++"
-_NAMED = re.compile(rf"(?P<name>{_NAME})(?:b?{_QUOTED}|(?!{_NO_SECRET}){_UNQUOTED})")
+_LIST_OR_OBJECT = r"(?:\[[^\]]*+(?:\]|\Z)|\{[^}]*+(?:\}|\Z))"
+_NAMED = re.compile(rf"(?P<name>{_NAME})(?:b?{_QUOTED}|{_LIST_OR_OBJECT}|(?!{_NO_SECRET}){_UNQUOTED})")
 _HEADER = r"(?<![\w-])x-[a-z-]{0,40}(?:key|secret|token)"
 _NAMED_KEY = re.compile(rf"(?:{_ENDING}|(?i:authorization|{_HEADER}))\Z")
 # Not the `TOKEN` or the variable of an instruction.
@@ -82,6 +84,15 @@ _PRIVATE_KEY = re.compile(
 )
 _SEPARATOR = re.compile("[ ='\"]|(?i:x-)")
 """A part of whatever `_NAMED`, `_AUTHORIZATION` and `_PRIVATE_KEY` match."""
+
+
+_Shown = Callable[[re.Match[str]], str]
+_SEARCHES: tuple[tuple[re.Pattern[str], _Shown], ...] = (
+    (_PRIVATE_KEY, lambda _: HIDDEN),
+    (_AUTHORIZATION, lambda found: f"{found[1] or found[2]}{HIDDEN}"),
+    (_NAMED, lambda found: f"{found['name']}{found['quote'] or ''}{HIDDEN}{found['quote'] or ''}"),
+)
+"""Each credential that is no part of a URL, and what is shown instead."""
 
 
 def redact_text(text: str) -> str:
@@ -128,22 +139,22 @@ class _Redaction:
 
     def field(self, name: Any, value: Any) -> Any:
         """The value of an object's field."""
-        is_secret = isinstance(value, str | list | tuple | dict) and isinstance(name, str) and _NAMED_KEY.search(name)
-        return HIDDEN if is_secret and value else self.value(value)
+        is_secret = value and value is not True and isinstance(name, str) and _NAMED_KEY.search(name)
+        return HIDDEN if is_secret else self.value(value)
 
     def text(self, text: str) -> str:
         if "://" in text or ":\\/\\/" in text:
             text = _AFTER_SCHEME.sub(lambda found: self.url(found[0]), text)
-        searched, rest = text[: _MAX_SEARCHED - self._searched], text[_MAX_SEARCHED - self._searched :]
+        # With a margin, so that the beginning of a credential is not cut.
+        cut = _MAX_SEARCHED - self._searched + _MARGIN if self._searched < _MAX_SEARCHED else 0
+        searched, rest = text[:cut], text[cut:]
         self._searched += len(searched)
         if not _SEPARATOR.search(searched):  # As in most values; the rest takes 2 µs.
             return text
-        searched = _PRIVATE_KEY.sub(HIDDEN, searched)
-        searched = _AUTHORIZATION.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", searched)
-        named = _NAMED.sub(
-            lambda found: f"{found['name']}{found['quote'] or ''}{HIDDEN}{found['quote'] or ''}", searched
-        )
-        return named + rest
+        for pattern, shown in _SEARCHES:
+            searched, is_last = _without(pattern, shown, searched)
+            rest = "" if is_last else rest  # It can have the rest of that credential.
+        return searched + rest
 
     def url(self, url: str) -> str:
         """A URL without its scheme."""
@@ -158,6 +169,18 @@ class _Redaction:
         if query and len(shown) - query.end() > _MAX_QUERY_CHARS:
             return f"{shown[: query.end()]}{HIDDEN}"
         return _QUERY_VALUE.sub(rf"\1{HIDDEN}", shown)
+
+
+def _without(pattern: re.Pattern[str], shown: _Shown, text: str) -> tuple[str, bool]:
+    """`text` without these credentials, and whether one of them extends to its end."""
+    end = 0
+
+    def show(found: re.Match[str]) -> str:
+        nonlocal end
+        end = found.end()
+        return shown(found)
+
+    return pattern.sub(show, text), end == len(text)
 
 
 def _may_have_credentials(url: str) -> bool:

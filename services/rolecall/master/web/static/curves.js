@@ -285,8 +285,9 @@ function startCurves(box) {
     frame.setAttribute("aria-label", `${name} by step, from step ${Math.ceil(min)} to step ${Math.floor(max)}`);
     chart.plot?.destroy();
     const table = uPlot.join(tables);
-    // Where nothing is pointed at, the legend has the newest values.
-    const newest = table.map((column) => column.findLastIndex((value) => typeof value === "number"));
+    // Where nothing is pointed at, the legend has the newest values that are shown, and their step if it is the same.
+    const newest = table.map((column) => column.findLastIndex((value, n) => typeof value === "number" && table[0][n] <= max));
+    if (new Set(newest.slice(1)).size > 1) newest[0] = null;
     chart.plot = new uPlot(
       {
         ...sizeOf(chart),
