@@ -80,9 +80,9 @@ def test_a_body_is_none_wherever_the_network_divides_it(body: bytes) -> None:
 
 
 def test_small_chunks_are_counted_wherever_the_network_divides_them() -> None:
-    pieces = [b"1\r\n", *[b"a\r\n1\r\n"] * MAX_SMALL_CHUNKS * 2]
+    divided = [b"1\r\n", *[b"a\r\n1\r\n"] * MAX_SMALL_CHUNKS * 2]
     with pytest.raises(h11.RemoteProtocolError, match="small chunks"):
-        events(HEAD, *pieces)
+        events(HEAD, *divided)
 
 
 def test_a_body_has_lines_without_limit() -> None:
