@@ -182,6 +182,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     await node.say(worker, WorkerState.RUNNING)
     losses = {"trainer_0_loss": 1, "trainer_1_loss": 2}
     await node.progress(worker, line("step", step=1, metrics=losses, spent=TimeSpent(steps=1e6, data=61)))
+    await client.until(job, "running")
     for token, count in ((alice, 1), (bob, 0), (TOKEN, 1)):
         session = await session_of(client, token)
         page = (await client.http.get("/", headers=session)).text
