@@ -190,6 +190,10 @@ def test_pause_resume_cancel_and_retry(cluster: Cluster, rows: Path) -> None:
     cluster.until(job, past_step(10))
     run(cluster, "pause", job)
     cluster.wait_for(job, "paused", 20)
+    with running(cluster, "watch", job) as process:
+        shown = line_with(process.stderr, "step ")
+        assert "left" not in shown
+        assert "samples/s" not in shown
     assert json.loads(run(cluster, "resume", job, "--json"))["state"] == "queued"
     cluster.until(job, past_step(10))
     run(cluster, "retry", job, code=5)

@@ -104,7 +104,8 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
             if document.state.ended:
                 return document, raw
             declared = retry_while_unavailable(lambda name=document.workload: metrics_of(name))
-            show(document, progress(document.progress, declared, room=_room()))
+            is_live = document.state.holds_slots
+            show(document, progress(document.progress, declared, is_live=is_live, room=_room()))
             time.sleep(POLL_S)
 
 

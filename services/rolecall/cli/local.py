@@ -299,8 +299,7 @@ def _lock(data: Path) -> BinaryIO:
         url = (data / "lock").read_text(errors="replace")
         raise CommandError(
             Exit.FAILED,
-            f"another `rolecall local` uses {data}; use its cluster (--url {url}, and --token with its token; the "
-            f"default is in {_token_file(data)}), or choose another --data and --port",
+            f"another `rolecall local` uses {data}; use its cluster (--url {url}), or choose another --data and --port",
         ) from None
     except OSError as error:
         raise CommandError(
