@@ -143,6 +143,11 @@ class Gang:
             partial.write_text(str(port))
             partial.rename(Workdir(self.folder / str(rank)).rendezvous)
 
+    def meet(self) -> list[Any]:
+        """Let the workers join; what each of them has seen."""
+        self.publish_port()
+        return [self.receive(rank) for rank in self.processes]
+
     def receive(self, rank: int) -> Any:
         assert self.ends[rank].poll(ANSWER_S), f"rank {rank} says nothing"
         return self.ends[rank].recv()
@@ -163,8 +168,7 @@ def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Generat
 def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER))
     with gang(plan, tmp_path) as workers:
-        workers.publish_port()
-        found = [workers.receive(rank) for rank in range(3)]
+        found = workers.meet()
         assert all(one["names"] == ["observer-0", "trainer-0", "trainer-1"] and one["answer"] == 2 for one in found)
         assert [(one["group"], one["sum"]) for one in found] == [(2, 2), (2, 2), (0, 1)], "observers are not in it"
         assert found[2]["environment"] == {
@@ -178,8 +182,7 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
 
 def test_trainers_that_share_a_gpu_meet_without_nccl(tmp_path: Path) -> None:
     with gang(Plan(gpus=("GPU-a", "GPU-a")), tmp_path) as workers:
-        workers.publish_port()
-        first, second = (workers.receive(rank) for rank in range(2))
+        first, second = workers.meet()
     assert [(one["backend"], one["sum"]) for one in (first, second)] == [(HOST, 2)] * 2
     text = "ranks 0, 1 share GPU GPU-a: process groups with several of them use Gloo instead of NCCL"
     assert first["events"] == [("gpu_shared", text)]
@@ -190,9 +193,7 @@ def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
     """Also where an expendable worker may be lost, for which nobody waits."""
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER), expendable=frozenset({Role.OBSERVER}))
     with gang(plan, tmp_path) as workers:
-        workers.publish_port()
-        for rank in range(3):
-            workers.receive(rank)
+        workers.meet()
         workers.processes[2].kill()
         workers.ends[0].send("leave")
         assert not workers.ends[0].poll(0.5), "rank 1 still needs the store"
@@ -202,18 +203,16 @@ def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
 
 def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path) -> None:
     with gang(Plan(), tmp_path) as workers:
-        workers.publish_port()
+        workers.meet()
         for rank in range(2):
-            workers.receive(rank)
             workers.ends[rank].send("stop")
         assert [type(workers.receive(rank)) for rank in range(2)] == [Stopped, Stopped]
 
 
 def test_a_worker_whose_role_only_serves_calls_stops_with_its_gang(tmp_path: Path) -> None:
     with gang(Plan((Role.PARAMETER_SERVER, Role.TRAINER, Role.TRAINER)), tmp_path) as workers:
-        workers.publish_port()
+        workers.meet()
         for rank, order in enumerate(("leave", "stop", "stop")):
-            workers.receive(rank)
             workers.ends[rank].send(order)
         assert [type(workers.receive(rank)) for rank in range(3)] == [Stopped] * 3
 
@@ -221,9 +220,7 @@ def test_a_worker_whose_role_only_serves_calls_stops_with_its_gang(tmp_path: Pat
 def test_an_expendable_worker_that_stops_does_not_stop_its_gang(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER), expendable=frozenset({Role.OBSERVER}))
     with gang(plan, tmp_path) as workers:
-        workers.publish_port()
-        for rank in range(3):
-            workers.receive(rank)
+        workers.meet()
         for rank, order, end in ((2, "stop", Stopped), (1, "leave", "left"), (0, "leave", "left")):
             workers.ends[rank].send(order)
             found = workers.receive(rank)
@@ -234,9 +231,7 @@ def test_an_expendable_worker_that_stops_does_not_stop_its_gang(tmp_path: Path) 
 def test_a_worker_that_is_late_leaves_without_the_store(tmp_path: Path, order: str, end: object) -> None:
     plan = Plan(gpus=("GPU-a", "GPU-a"), seconds={"_LEAVE_TIMEOUT_S": 0.2})
     with gang(plan, tmp_path) as workers:
-        workers.publish_port()
-        for rank in range(2):
-            workers.receive(rank)
+        workers.meet()
         workers.ends[0].send("leave")
         assert workers.receive(0) == "left"
         workers.processes[0].join(ANSWER_S)

@@ -113,13 +113,14 @@ def _choose(clusters: Sequence[Connection], here: Path) -> Connection | None:
         folder = Path(cluster.data).parent
         return len(folder.parts) if here.is_relative_to(folder) else 0
 
-    most = max(map(nearness, clusters), default=0)
-    equal = [cluster for cluster in clusters if nearness(cluster) == most]
+    if not clusters:
+        return None
+    most = max(map(nearness, clusters))
+    first, *others = (cluster for cluster in clusters if nearness(cluster) == most)
     data = _data_folder(here)
-    is_ended = data is not None and str(data) not in {cluster.data for cluster in equal}
-    if equal and data is not None and is_ended and len(data.parent.parts) >= most:
-        return replace(equal[0], guess=f"because the cluster of {data} isn't running")
-    return replace(equal[0], guess=_LAST if len(equal) > 1 else "") if equal else None
+    if data and len(data.parent.parts) >= most and all(Path(one.data) != data for one in (first, *others)):
+        return replace(first, guess=f"because the cluster of {data} isn't running")
+    return replace(first, guess=_LAST if others else "")
 
 
 def _data_folder(here: Path) -> Path | None:
@@ -147,12 +148,12 @@ def find(url: str | None, token: str | None, origin: str = "--token") -> Connect
     # The TLS settings come from the same variables as those of a node.
     ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
     trust = Trust(ca=ca, name=name or None) if ca else None
-    clusters = [] if url and token else running()
+    here, clusters = _current_folder(), [] if url and token else running()
     if url:
         same = (one for one in clusters if _with_one_loopback(one.url) == _with_one_loopback(url.rstrip("/")))
         local = next(same, None)
     else:
-        local = _choose(clusters, _current_folder())
+        local = _choose(clusters, here)
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
     if "://" not in address:
         raise ConfigurationError(f"the URL {address} has no scheme; write http://{address} or https://{address}")
@@ -161,22 +162,20 @@ def find(url: str | None, token: str | None, origin: str = "--token") -> Connect
     if local:
         return local  # With its own address: another user's program may listen at another name of this machine.
     if not url:
-        data = _data_folder(_current_folder())
-        if data is None:
-            what, remedy = (
-                "no cluster of `rolecall local` is running on this machine",
-                "start one with `rolecall local`",
-            )
-        else:
-            what = f"the cluster of {data} isn't running"
-            remedy = f"start it with `rolecall local` in {data.parent}, where it continues its jobs"
-        raise Unreachable(
-            f"{what}; if one is starting, wait until it prints `ready`; otherwise {remedy}, or name another with --url "
-            "or ROLECALL_URL"
-        )
+        raise Unreachable(_none_runs(_data_folder(here)))
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
     )
+
+
+def _none_runs(data: Path | None) -> str:
+    """The error without a running cluster, where `data` is the data folder of the current folder's."""
+    what, remedy = "no cluster of `rolecall local` is running on this machine", "start one with `rolecall local`"
+    if data is not None:
+        what = f"the cluster of {data} isn't running"
+        remedy = f"start it with `rolecall local` in {data.parent}, where it continues its jobs"
+    starting = "if one is starting, wait until it prints `ready`"
+    return f"{what}; {starting}; otherwise {remedy}, or name another with --url or ROLECALL_URL"
 
 
 def _with_one_loopback(url: str) -> str:

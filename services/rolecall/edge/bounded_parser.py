@@ -34,10 +34,11 @@ class BoundedConnection(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's. Also raises `RemoteProtocolError` for too many parts, and for a request with an ambiguous end."""
-        buffered, _ = self.trailing_data
+        is_in_head = self.their_state is h11.IDLE
+        buffered = self.trailing_data[0] if is_in_head or self._awaits_chunk or self._is_in_trailer else b""  # A copy.
         if self._awaits_chunk:
             self._is_in_trailer = self._is_in_trailer or _LAST_CHUNK.match(buffered) is not None
-        if self._is_in_trailer or self.their_state is h11.IDLE:
+        if self._is_in_trailer or is_in_head:
             self._check_lines(buffered)
         event = super().next_event()
         if isinstance(event, h11.Request):
