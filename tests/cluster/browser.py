@@ -5,9 +5,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Locator, Page, expect, sync_playwright
 from tests.chromium import steady_chromium
 from tests.conftest import Cluster
 
@@ -52,3 +54,23 @@ def check_accessibility(page: Page) -> None:
     found = Axe().run(page).response["violations"]
     serious = [one for one in found if one["impact"] in {"serious", "critical"}]
     assert not serious, [(one["id"], [node["html"] for node in one["nodes"]]) for one in serious]
+
+
+def measure(locator: Locator, expression: str) -> Any:
+    """The value of an expression of `one`, the only element that a locator finds.
+
+    The page replaces its parts, maybe between Playwright's search and the measurement: elements that are no longer
+    in the page have no size and no style, so the search begins again.
+    """
+    deadline = monotonic() + WAIT_MS / 1000
+    while monotonic() < deadline:
+        measured = locator.evaluate(f"one => one.isConnected ? [{expression}] : null")
+        if measured is not None:
+            return measured[0]
+    raise AssertionError(f"The page replaces {locator} faster than it can be measured.")
+
+
+def box_of(locator: Locator) -> FloatRect:
+    """The rectangle of a visible element in pixels of the viewport."""
+    expect(locator).to_be_visible()
+    return measure(locator, "one.getBoundingClientRect().toJSON()")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser
+from tests.cluster.browser import box_of, check_accessibility, log_in, logged_in, measure, started_browser
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
@@ -108,9 +108,8 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     # A tile's value is below its name, also in a card that is as high as others in its row.
     expect(page.locator(".roles .tiles > div")).to_have_css("align-content", "start")
     check_phone_width(page, f"{cluster.url}/", ".roles .seat")
-    score = page.locator("[data-label=Score]", has_text="validation").first.bounding_box()
-    assert score
-    assert score["height"] < 30, "the name of a score is next to its value"
+    score = page.locator("[data-label=Score]", has_text="validation").first
+    assert box_of(score)["height"] < 30, "the name of a score is next to its value"
     expect(page.locator(".roles .seat", has_text="trainer-1")).to_contain_text("it's the original")
     check_phone_width(page, f"{cluster.url}/ui/submit", "#params .field")
     check_phone_width(page, f"{cluster.url}/ui/compare?job={job}", ".u-legend")
@@ -267,7 +266,7 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
     train = page.locator("#params .field").filter(has=page.locator("> label", has_text=re.compile("^train")))
     expect(train.locator("> div > select option")).to_have_text(["choose", "text", "list"])
     train.locator("> div > select").select_option("text")
-    assert (train.locator("input").bounding_box() or {})["width"] == 460
+    assert box_of(train.locator("input"))["width"] == 460
     labels = page.locator("#request fieldset").filter(has=page.locator("legend", has_text=re.compile("^labels$")))
     rows, wrong = labels.locator(".pair"), labels.locator(".wrong:visible")
     for text in ("team", "team"):
@@ -289,10 +288,8 @@ def test_labels_are_rows_whose_errors_show_at_them(page: Page, cluster: Cluster)
 def test_a_valid_job_shows_no_error_of_an_earlier_check(page: Page, cluster: Cluster) -> None:
     page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Start from").select_option("example:reinforce")
-    optional = page.locator("#request > div > details").first.bounding_box()
-    name = page.locator("#request .field").first.bounding_box()
-    assert optional
-    assert name
+    optional = box_of(page.locator("#request > div > details").first)
+    name = box_of(page.locator("#request .field").first)
     assert optional["y"] >= name["y"] + name["height"]
     page.locator("#params > div > details > summary").click()
     fill(page, {"env steps": 0})
@@ -447,8 +444,7 @@ def check_curve_controls(page: Page) -> None:
     wait(changed=False)
     plot = page.locator(".curves .u-over").first
     plot.scroll_into_view_if_needed()
-    box = plot.bounding_box()
-    assert box
+    box = box_of(plot)
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60, steps=5)
@@ -549,8 +545,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     job = cluster.submit(WAITING)
     cluster.until(job, lambda document: document["waiting_for"])
     page.goto(f"{cluster.url}/")
-    why = page.locator("section[aria-labelledby=queue] .why").first.bounding_box()
-    assert why
+    why = box_of(page.locator("section[aria-labelledby=queue] .why").first)
     assert why["width"] > 150, why
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -559,7 +554,7 @@ def test_a_queued_job_is_readable_on_a_phone_and_asks_for_nothing_that_it_lacks(
     assert [url for url in asked if url.endswith("/logs?tail=1000&follow=true")], asked
     assert not [url for url in asked if f"/jobs/{job}/picture" in url]
     lines = page.locator(".log .lines")
-    assert lines.evaluate("one => getComputedStyle(one, '::before').content") == '"No lines."'
+    assert measure(lines, "getComputedStyle(one, '::before').content") == '"No lines."'
     page.goto(f"{cluster.url}/ui/submit")
     page.get_by_label("Workload").select_option("transformer-pipeline")
     expect(page.locator("#request").get_by_label("deadline (s)", exact=True)).to_be_attached()
@@ -582,7 +577,7 @@ def test_an_attempt_has_one_color_in_all_charts(page: Page, cluster: Cluster) ->
     expect(page.locator(".charts h3")).to_have_text(["loss", "validation_auc"])
     curves = page.locator(".u-legend .u-series").filter(has_text="attempt 2")
     expect(curves).to_have_count(2)
-    markers = [one.locator(".u-marker").evaluate("one => one.style.border") for one in curves.all()]
+    markers = [measure(one.locator(".u-marker"), "one.style.border") for one in curves.all()]
     assert markers[0]
     assert markers[0] == markers[1]
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
@@ -628,9 +623,7 @@ def test_curves_name_the_attempts_of_compared_jobs_at_whole_steps(page: Page, cl
     check_phone_width(page, page.url)
     expect(page.locator(".differences th[scope]")).to_have_text(["params.batch_size"])
     # A field is above its values, which need the width.
-    name, value = (page.locator(f".differences {one}").first.bounding_box() for one in ("th[scope]", "td"))
-    assert name
-    assert value
+    name, value = (box_of(page.locator(f".differences {one}").first) for one in ("th[scope]", "td"))
     assert value["y"] >= name["y"] + name["height"]
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
@@ -733,7 +726,7 @@ def test_long_values_are_cut_but_not_clipped(page: Page, cluster: Cluster) -> No
         page.goto(f"{cluster.url}/ui/compare?job={jobs[0]}&job={jobs[1]}")
         cell = page.locator(".differences td > div").first
         expect(cell).to_contain_text("…")
-        assert cell.evaluate("one => one.clientHeight >= one.scrollHeight && one.clientWidth >= one.scrollWidth")
+        assert measure(cell, "one.clientHeight >= one.scrollHeight && one.clientWidth >= one.scrollWidth")
     for job in jobs:
         cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
 
@@ -795,9 +788,7 @@ def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> Non
     for path in ("/", "/ui/submit", "/ui/compare"):
         check_phone_width(page, f"{cluster.url}{path}")
     page.goto(f"{cluster.url}/")
-    brand, log_out = (page.locator(f".top {one}").bounding_box() for one in (".brand", ".who"))
-    assert brand
-    assert log_out
+    brand, log_out = (box_of(page.locator(f".top {one}")) for one in (".brand", ".who"))
     assert log_out["y"] < brand["y"] + brand["height"], "the menu has two rows"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

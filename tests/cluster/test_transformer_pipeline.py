@@ -17,7 +17,7 @@ import pytest
 import torch
 from playwright.sync_api import expect
 from safetensors.torch import load as load_tensors
-from tests.cluster.browser import check_accessibility, logged_in, started_browser
+from tests.cluster.browser import check_accessibility, logged_in, measure, started_browser
 from tests.cluster.jobs import each_epoch, past_step, workers
 from tests.conftest import Cluster, running_cluster
 
@@ -97,17 +97,19 @@ def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
         expect(page.locator(".timeline .caption")).to_have_text(
             re.compile(r"Measured: bubble [0-9.]+%.* Theory: bubble 20\.0%, duration 15 forward passes\.")
         )
-        bars = picture.locator("rect.F-0").evaluate_all("bars => bars.map(bar => getComputedStyle(bar).fill)")
+        # In one call, because the page replaces the picture.
+        found = "document.querySelector('.timeline .picture').shadowRoot.querySelectorAll('rect.F-0')"
+        bars = page.evaluate(f"[...{found}].map(bar => getComputedStyle(bar).fill)")
         assert (len(bars), len(set(bars))) == (2 * 2 * 4 + 1, 1), "each task twice, and the legend"
         page.emulate_media(color_scheme="dark")
-        dark = picture.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill")
+        dark = measure(picture.locator("rect.F-0").first, "getComputedStyle(one).fill")
         assert dark not in [*bars, "rgb(0, 0, 0)"]
         check_accessibility(page)
         expect(page.locator(".timeline .caption")).to_be_hidden()
         page.set_viewport_size({"width": 380, "height": 760})
         expect(page.locator(".timeline .caption")).to_be_visible()  # The picture doesn't fit.
         page.get_by_role("link", name="Open the picture").click()  # The policy must allow its style, too.
-        assert page.locator("rect.F-0").first.evaluate("bar => getComputedStyle(bar).fill") == dark
+        assert measure(page.locator("rect.F-0").first, "getComputedStyle(one).fill") == dark
 
 
 def _assert_trace_has_every_task(cluster: Cluster, job: str) -> None:
