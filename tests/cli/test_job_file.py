@@ -119,6 +119,8 @@ def test_what_is_no_job_is_refused(body: bytes) -> None:
         (b'{"a": "\\q"}', "line 1, column 8: a backslash in text needs a second one: write \\\\"),
         (b"{} {}", "line 1, column 4: there is more text after the end of the value; remove it"),
         (b"// a\n{}", "line 1, column 1: JSON has no comments; remove it"),
+        (b"# A title\n\nText", "it doesn't begin with {; if it is YAML, rename it to end with .yaml or .yml"),
+        (b"workload: w", "it doesn't begin with {; if it is YAML, rename it to end with .yaml or .yml"),
         (b"\xff", "it is not UTF-8 text; save it as UTF-8"),
         (b"[" * 100_000, "it is nested too deeply"),
         (b"1" * 5000, "a number has too many digits"),

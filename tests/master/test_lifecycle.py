@@ -20,7 +20,7 @@ from rolecall.spec.state import WorkerState as W
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 EXPENDABLE = frozenset({Role.OBSERVER})
-ROLES = (Role.PARAMETER_SERVER, Role.TRAINER, Role.OBSERVER)
+WORKERS = ((Role.PARAMETER_SERVER, 0), (Role.TRAINER, 0), *((Role.OBSERVER, number) for number in range(3)))
 
 
 def make_job(state: J, **values: Any) -> JobRecord:
@@ -39,15 +39,15 @@ def make_job(state: J, **values: Any) -> JobRecord:
 
 
 def make_gang(state: J, *states: W, stop: StopMode | None = None, **values: Any) -> Gang:
-    """A server, a trainer and an observer in these states."""
+    """A server, a trainer and up to three observers in these states."""
     workers = tuple(
         WorkerRecord(
             job="toy-1",
             attempt=1,
             rank=rank,
             role=role,
-            role_rank=0,
-            node=f"{role}-0",
+            role_rank=role_rank,
+            node=f"{role}-{role_rank}",
             state=at,
             pid=None,
             exit_code=None,
@@ -55,7 +55,7 @@ def make_gang(state: J, *states: W, stop: StopMode | None = None, **values: Any)
             spawned_at=NOW + timedelta(seconds=2),
             joined_at=NOW + timedelta(seconds=3),
         )
-        for rank, (role, at) in enumerate(zip(ROLES, states, strict=False))
+        for rank, ((role, role_rank), at) in enumerate(zip(WORKERS, states, strict=False))
     )
     attempt = AttemptRecord(
         job="toy-1",
@@ -164,6 +164,26 @@ def test_an_expendable_failure_is_dropped_and_not_blamed() -> None:
     assert [worker.role for worker in lifecycle.dropped(gang, EXPENDABLE)] == [Role.OBSERVER]
     assert lifecycle.next_step(gang, EXPENDABLE, set(), NOW) is None
     assert lifecycle.next_step(gang, frozenset(), set(), NOW) is not None
+
+
+def test_the_last_failure_of_expendable_workers_is_the_cause_if_too_few_of_them_remain() -> None:
+    failures = {
+        1: fail(9, message="PeerLost: 0 of 2 observers remain", consequence=True),
+        2: fail(3, message="OSError: tolerated"),
+        3: fail(8, message="TypeError: the last one", retryable=False),
+        4: fail(10, message="RuntimeError: eof", consequence=True),
+    }
+    gang = make_gang(J.STOPPING, X, F, L, F, F, stop=StopMode.ABORT, failures=failures)
+    assert lifecycle.cause_of(gang, EXPENDABLE) == "observer-1 on observer-1: TypeError: the last one"
+    step = lifecycle.next_step(gang, EXPENDABLE, set(), NOW)
+    assert step is not None
+    assert step.after is J.FAILED, "the error isn't retryable"
+
+
+def test_an_error_of_a_worker_that_the_gang_needs_is_the_cause_whatever_failed_before() -> None:
+    failures = {1: fail(9, message="ValueError: x"), 2: fail(3, message="TypeError: y")}
+    gang = make_gang(J.RUNNING, R, F, L, failures=failures)
+    assert lifecycle.cause_of(gang, EXPENDABLE) == "trainer-0 on trainer-0: ValueError: x"
 
 
 def test_an_expendable_worker_is_missed_until_it_has_joined() -> None:

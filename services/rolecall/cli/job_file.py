@@ -131,6 +131,8 @@ def _parse_value(path: str, text: str, begin: int) -> tuple[Any, int]:
 def _why(error: Exception, *, is_file: bool = True) -> str:
     """The reason why a text is not JSON, and its place in a file."""
     if isinstance(error, json.JSONDecodeError):
+        if is_file and error.doc.strip() and error.doc.lstrip()[0] not in _FIRST_CHARACTERS:
+            return "it doesn't begin with {; if it is YAML, rename it to end with .yaml or .yml"
         where = f"{place(error.doc, error.pos)}: " if is_file else ""
         return where + json_problem(error.msg, error.doc, error.pos)
     if isinstance(error, UnicodeDecodeError):
@@ -145,6 +147,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+_FIRST_CHARACTERS = "{[/"
+"""Of JSON objects and lists, and of comments in the style of JavaScript."""
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 

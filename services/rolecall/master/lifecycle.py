@@ -112,11 +112,9 @@ def backoff_s(crashes: int) -> float:
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     """The root cause in one line: the worker and the error. The worker's failure and its log have the traceback."""
-    blamed = _blamed(gang, expendable)
-    failure = first_cause([failure for _, failure in blamed])
-    worker = next((worker for worker, other in blamed if other is failure), None)
-    if worker is None or failure is None:
+    if (found := _root_cause(gang, expendable)) is None:
         return None
+    worker, failure = found
     prefix = cause_prefix(worker.role, worker.role_rank, worker.node)
     return f"{prefix}{failure.message}"[:_HEADLINE_CHARS]
 
@@ -223,13 +221,27 @@ def _finish(gang: Gang, expendable: Collection[Role]) -> JobStep:
 
 
 def _try_again(gang: Gang, expendable: Collection[Role]) -> JobStep:
-    failure = first_cause([failure for _, failure in _blamed(gang, expendable)])
-    cause = cause_of(gang, expendable) or gang.job.reason
-    if failure is not None and not failure.retryable:
+    found, cause = _root_cause(gang, expendable), cause_of(gang, expendable) or gang.job.reason
+    if found is not None and not found[1].retryable:
         return JobStep(JobState.FAILED, cause)
     if gang.job.restarts >= gang.job.max_restarts:
         return JobStep(JobState.FAILED, cause)
     return JobStep(JobState.QUEUED, cause, attempt_state=JobState.FAILED, costs_restart=True)
+
+
+def _root_cause(gang: Gang, expendable: Collection[Role]) -> tuple[WorkerRecord, Failure] | None:
+    """The worker whose failure ended the gang, and the failure: the first cause of those that the gang can't spare.
+
+    If that is only the consequence of a lost peer, the peer can be an expendable worker: too few of them remain.
+    """
+    blamed = _blamed(gang, expendable)
+    cause = first_cause([failure for _, failure in blamed])
+    spared = [worker for worker in gang.workers if worker.state in _FAILED and _is_spared(worker, expendable)]
+    peers = [(worker, worker.failure) for worker in spared if worker.failure and not worker.failure.consequence]
+    if cause is not None and cause.consequence and peers:
+        # The gang continued without those that failed before the last one.
+        return max(peers, key=lambda peer: peer[1].at)
+    return next((one for one in blamed if one[1] is cause), None)
 
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
