@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, FloatRect, Locator, Page, expect, sync_
 from tests.chromium import steady_chromium
 from tests.conftest import Cluster
 
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 """It only ends a test that fails: a busy machine takes seconds to place a gang."""
 expect.set_options(timeout=WAIT_MS)
 
