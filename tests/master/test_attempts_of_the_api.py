@@ -117,6 +117,9 @@ async def test_below_a_blob_url_the_limit_counts_each_blob_once_and_none_that_is
         for step in (2, 3):
             assert (await record(client, job, step, part("1/e", 20))).status_code == 201
         assert (await record(client, job, 4, part("1/c", 60))).status_code == 201, "the first checkpoint goes"
+        upload = await client.worker("PUT", job, 1, "/attempts/1/blobs/x", content=b"abc")
+        assert "below ROLECALL_BLOB_URL" in check_problem(upload, 409)["detail"]
+        assert not list(tmp_path.rglob("x")), "it would be in no sweep"
 
 
 async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> None:

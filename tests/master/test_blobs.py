@@ -185,6 +185,15 @@ async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str)
     blobs.close()
 
 
+async def test_a_deleted_job_leaves_no_files_that_it_stored_before_there_was_a_url(tmp_path: Path) -> None:
+    root, job = tmp_path / "blobs", "toy-1"
+    with closing(Blobs(root, None, 10.0)) as before:
+        await before.put(job, "1/part", None, chunks(b"body"))
+    with closing(Blobs(root, (tmp_path / "shared").as_uri(), 10.0)) as after:
+        await after.remove_job(job)
+    assert not (root / job).exists()
+
+
 async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blobs) -> None:
     for blob in ("1/known", "1/left", "2/left", "3/running"):
         await blobs.put("toy-1", blob, None, chunks(b"body"))

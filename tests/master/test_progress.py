@@ -1,5 +1,6 @@
 """From the lines of progress streams to what users see of them."""
 
+import asyncio
 import errno
 import math
 from collections.abc import AsyncIterator
@@ -153,6 +154,33 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
     assert book.of_job("toy-1", 1) is None
     await book.ingest(database, KEY)
     assert (book.of_job("toy-1", 1) or Progress()).step == 3, "a restarted master reads the stream again"
+    await database.close()
+
+
+async def test_the_progress_of_a_restarted_master_does_not_go_back(tmp_path: Path) -> None:
+    """It reads all streams of the attempt before it has any progress, whichever worker is heard first."""
+
+    async def lines(first: int, last: int, **metrics: float) -> AsyncIterator[bytes]:
+        for step in range(first, last + 1):
+            yield progress_line("step", step=step, metrics=metrics).model_dump_json().encode() + b"\n"
+
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    await database.migrate()
+    async with database.write() as connection:
+        await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
+    streams = Streams(tmp_path, 1 << 20, Clock(monotonic=lambda: 0.0))
+    await streams.append(KEY, 0, lines(1, 1100, validation_auc=0.9))
+    other = StreamKey("toy-1", 1, 1, "progress")
+    await streams.append(other, 0, lines(1, 1000, loss=2.0))
+    book = ProgressBook(streams)
+    reading = asyncio.create_task(book.ingest(database, other))
+    while not reading.done():
+        assert (book.of_job("toy-1", 1) or Progress(step=1100)).step == 1100
+        await asyncio.sleep(0)
+    await book.flush(database)
+    async with database.read() as connection:
+        progress = (await jobs.get(connection, "toy-1")).progress
+    assert (progress.step, progress.loss, progress.metrics) == (1100, 2.0, {"validation_auc": 0.9})
     await database.close()
 
 

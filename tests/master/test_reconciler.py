@@ -108,6 +108,26 @@ async def test_a_silent_node_costs_its_jobs_an_attempt_and_is_forgotten_after_an
         assert not master.presence.is_current(NODE.name, NODE.started), "the memory forgets it as well"
 
 
+async def test_a_node_that_is_heard_while_a_pass_waits_for_the_database_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_master(tmp_path) as (master, clock):
+        await report(master, WorkerState.RUNNING)
+        await master.reconciler.reconcile()
+        read = workers.on_nodes
+
+        async def read_late(*given: Any) -> Any:
+            found = await read(*given)
+            master.presence.record_heartbeat(NODE.name, NODE.started)
+            return found
+
+        monkeypatch.setattr(workers, "on_nodes", read_late)
+        for _ in range(4):
+            clock.advance(10)
+            await master.reconciler.reconcile()
+        assert (await job(master)).state is JobState.RUNNING
+
+
 async def test_a_master_that_was_stopped_loses_nobody(tmp_path: Path) -> None:
     async with on_master(tmp_path) as (master, clock):
         await report(master, WorkerState.RUNNING)

@@ -17,7 +17,7 @@ import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from rolecall.durable_files import sync
 from rolecall.logs import about
-from rolecall.master.blob_stores import open_store
+from rolecall.master.blob_stores import FolderStore, open_store
 from rolecall.master.space import bytes_below
 from rolecall.master.storage_errors import StoreUnavailable
 from rolecall.master.store_threads import StoreFile, StoreThreads
@@ -68,6 +68,8 @@ class Blobs:
     ) -> None:
         self._root = root
         self._store = open_store(root, url)
+        self._uploads = None if url is None else FolderStore(root)
+        """The files that workers uploaded before the operator set the URL."""
         place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
         self._threads = StoreThreads(f"the blob store ({place})", timeout_s, now=clock, observe=observe)
         self._counts: dict[str, int] = {}
@@ -139,6 +141,8 @@ class Blobs:
         _checked(job)  # Otherwise this could delete the root or another folder.
         self._counts.pop(job, None)
         await self._threads.run(lambda: self._store.remove(job))
+        if self._uploads is not None:
+            await self._threads.run(partial(self._uploads.remove, job))
 
     async def clear_uploads(self, before: float) -> int:
         """Delete incomplete uploads of a killed master. Returns their number.

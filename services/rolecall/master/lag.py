@@ -1,6 +1,7 @@
 """The delays of the event loop. A busy master reads the calls of nodes late, so their silence has another cause."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +18,8 @@ class Lag:
         self._remember_s = remember_s
         self._clock = clock
         self._due: float | None = None
-        self._delays: deque[tuple[float, float]] = deque()
-        """The times at which delays ended, and their seconds."""
+        self._delays: deque[tuple[float, float]] = deque(maxlen=math.ceil(remember_s / _NORMAL_S) + 1)
+        """The times at which delays ended, and their seconds. Older ones than the last `remember_s` may remain."""
 
     async def run(self) -> None:
         """Measure until cancelled."""

@@ -29,7 +29,7 @@ class ProgressBook:
     """The newest progress of every running job.
 
     Steps are too frequent to store each one: they are kept in memory, and `flush` stores the newest. A restarted master
-    reads the streams again from the start, which does not change what is stored.
+    reads all streams of a job again from the start before it has new progress, because what is stored must not go back.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -39,17 +39,20 @@ class ProgressBook:
     async def ingest(self, database: Database, key: StreamKey) -> bool:
         """Read the new lines of a stream of a job's current attempt. Returns whether its first step was among them.
 
-        Only lines to be stored need the database. Concurrent calls for a stream share the work.
+        The first call for a job reads all streams of the attempt. Only lines to be stored need the database. Concurrent
+        calls for a stream share the work.
         """
         reader = self._readers.setdefault(key.job, _JobReader(self._streams))
-        has_first_step = False
-        while (batch := await reader.read_batch(database, key)) is not None:
-            has_first_step = has_first_step or batch.first_step is not None
+        if reader.is_complete:
+            return await reader.read(database, key)
+        keys = await asyncio.to_thread(self._streams.progress_streams, key.job, key.attempt)
+        has_first_step = any([await reader.read(database, one) for one in keys])
+        reader.is_complete = True
         return has_first_step
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
-        latest = self._readers[job].latest if job in self._readers else None
+        latest = self._readers[job].newest if job in self._readers else None
         return latest.progress if latest and latest.attempt == attempt else None
 
     async def flush(self, database: Database) -> None:
@@ -57,7 +60,7 @@ class ProgressBook:
         news = [
             (job, reader, latest)
             for job, reader in self._readers.items()
-            if (latest := reader.latest) and latest is not reader.stored
+            if (latest := reader.newest) and latest is not reader.stored
         ]
         if not news:
             return
@@ -83,9 +86,11 @@ class _JobReader:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.latest: Latest | None = None
+        self.is_complete = False
+        """False while streams are unread that an earlier master received."""
         self.stored: Latest | None = None
         """The progress that is stored."""
+        self._latest: Latest | None = None
         self._lock = asyncio.Lock()
         self._offsets: dict[StreamKey, int] = {}
         self._names: dict[StreamKey, SeriesNames] = {}
@@ -94,7 +99,19 @@ class _JobReader:
         self._has_all_events = False
         """True if the job can have no more events from its workers."""
 
-    async def read_batch(self, database: Database, key: StreamKey) -> LineBatch | None:
+    @property
+    def newest(self) -> Latest | None:
+        """The newest progress; None until it is complete."""
+        return self._latest if self.is_complete else None
+
+    async def read(self, database: Database, key: StreamKey) -> bool:
+        """Read the new lines of a stream. Returns whether a first step was among them."""
+        has_first_step = False
+        while (batch := await self._read_batch(database, key)) is not None:
+            has_first_step = has_first_step or batch.first_step is not None
+        return has_first_step
+
+    async def _read_batch(self, database: Database, key: StreamKey) -> LineBatch | None:
         """Read the next lines of a stream and store what the database needs; None if there are no lines."""
         async with self._lock:
             start = self._offsets.get(key, 0)
@@ -102,7 +119,7 @@ class _JobReader:
             await self._store(database, key, batch)
             if batch.error is not None:
                 self._skip(key, batch.error, batch.invalid)
-            self.latest = latest
+            self._latest = latest
             # The lines before this offset are committed and need not be read again.
             self._offsets[key] = batch.end
             if (names := self._names[key]).is_due():
@@ -120,7 +137,7 @@ class _JobReader:
         if key not in self._names:
             self._names[key] = SeriesNames(self._streams, key)
         self._names[key].feed_parsed(batch.steps, batch.end)
-        return batch, newest(self.latest, key, batch.steps)
+        return batch, newest(self._latest, key, batch.steps)
 
     def _save(self, names: SeriesNames) -> None:
         """Save names. Without them, charts read more, and that must not keep the progress from users."""

@@ -110,8 +110,10 @@ class Reconciler:
         async with self.database.read() as connection:
             nodes_with_workers = {worker.node for worker in await workers.on_nodes(connection, lost)}
         for name in sorted(nodes_with_workers):
-            why = f"node {name} was lost (silent for {self.presence.silence_s(name):.1f} s)"
             async with self.database.write() as connection:
+                if not self.presence.is_lost(name):
+                    continue  # It was heard while this waited for the database.
+                why = f"node {name} was lost (silent for {self.presence.silence_s(name):.1f} s)"
                 now, expendable = self.clock.now(), self.catalogue.expendable
                 loss = await transitions.lose_workers(connection, name, why, now, expendable)
             self.waking.lost(loss)

@@ -125,6 +125,11 @@ class Streams:
                         chunk += file.read(more.end()) if more else b""
                     yield chunk
 
+    def progress_streams(self, job: str, attempt: int) -> list[StreamKey]:
+        """The progress streams of an attempt that have begun. Blocks."""
+        files = (self._root / job / str(attempt)).glob(f"*/{_FILES['progress']}")
+        return [StreamKey(job, attempt, int(file.parent.name), "progress") for file in files]
+
     def saved_names(self, key: StreamKey) -> tuple[int, set[str]]:
         """The offset up to which the names of a progress stream's values are saved, and the names. Blocks."""
         try:

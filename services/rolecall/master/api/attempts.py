@@ -23,7 +23,7 @@ from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS, PARTS_PER_WORKER
-from rolecall.spec.errors import Conflict, InvalidRequest, StaleAttempt
+from rolecall.spec.errors import Conflict, Conflict, InvalidRequest, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice, StreamOffset
@@ -111,6 +111,8 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
 ) -> BlobReceipt:
     """Store a complete file, verified and durable. A repeated upload replaces it."""
+    if master.settings.blob_url is not None:
+        raise Conflict("workers of this cluster store their files below ROLECALL_BLOB_URL, not at the master")
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
     # Not a parameter of the API: the HTTP server has already rejected a value that is not a number.
