@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import fsspec
@@ -126,6 +126,10 @@ async def running_job(client: Client) -> tuple[Node, str]:
     await node.say(worker, WorkerState.RUNNING)
     await client.until(job, "running")
     return node, job
+
+
+def unable(_: Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 async def chunks(*bodies: bytes) -> AsyncIterator[bytes]:
@@ -325,6 +329,21 @@ async def test_other_programs_threads_are_free_while_the_stores_hang() -> None:
         assert await asyncio.to_thread(lambda: "free") == "free"
     await asyncio.gather(*hung, return_exceptions=True)
     may_continue.set()
+    threads.close()
+
+
+async def test_threads_that_can_not_start_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither their number is used up, nor does a call wait that another thread can take."""
+    threads = StoreThreads("the store", timeout_s=10.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", unable)
+        for _ in range(40):
+            with pytest.raises(StoreUnavailable, match="the store can't be called: can't start new thread; try again"):
+                await threads.run(lambda: None)
+    assert await threads.run(lambda: "done") == "done"
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", unable)
+        assert await threads.run(lambda: "done") == "done"
     threads.close()
 
 

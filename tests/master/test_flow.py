@@ -1,9 +1,12 @@
 """A job's whole way through a real master, with nodes that the test plays."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from rolecall.master.blobs import Blobs
@@ -321,6 +324,43 @@ async def test_a_deadline_ends_a_job_that_waits(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         job = (await client.submit(deadline_s=0.1))["id"]
         assert "deadline of 0.1 s" in (await client.until(job, "failed"))["reason"]
+
+
+@asynccontextmanager
+async def overtaken(url: str, change: str) -> AsyncGenerator[None]:
+    """Another transaction makes this change before the master's writes of the block, and commits after their reads."""
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as watch:
+        other.execute(change.encode())
+
+        async def commit_when_waited_for() -> None:
+            while watch.execute(waits).fetchone() == (0,):
+                await asyncio.sleep(0.01)
+            other.commit()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(commit_when_waited_for())
+            yield
+
+
+@pytest.mark.slow
+async def test_calls_that_a_change_overtakes_see_its_outcome(tmp_path: Path, postgres_url: str) -> None:
+    """PostgreSQL lets them read the row first, and then wait for the other transaction."""
+    async with serving(make_settings(tmp_path, database_url=postgres_url)) as client:
+        node = await one_trainer(client, slots=1)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.STARTING)
+        async with overtaken(postgres_url, "UPDATE workers SET state = 'stopped'"):
+            await node.say(worker, WorkerState.RUNNING)  # Refused, the node would register again.
+        waits = (await client.submit(roles=ONE_TRAINER))["id"]
+        for ask in ("pause", "resume", "cancel", "retry"):
+            async with overtaken(postgres_url, f"UPDATE jobs SET attempt = attempt + 1 WHERE id = '{waits}'"):
+                answer = await client.user("POST", f"/jobs/{waits}/{ask}")
+            assert answer.status_code == 200, (ask, answer.text)
+        async with overtaken(postgres_url, f"UPDATE jobs SET attempt = attempt + 1 WHERE id = '{waits}'"):
+            answer = await client.user("DELETE", f"/jobs/{waits}", params={"force": True})
+        assert answer.status_code == 204, answer.text
 
 
 @pytest.mark.slow

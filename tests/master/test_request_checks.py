@@ -148,3 +148,16 @@ async def test_a_caller_that_leaves_gives_the_slot_back() -> None:
         left.cancel()
     assert (await checks.run(SLOW))["workload"] == "slow"
     await ended()
+
+
+async def test_a_thread_that_can_not_start_gives_the_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checks = checks_of(None)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", unable)
+        for _ in range(AT_ONCE):
+            with pytest.raises(RuntimeError):
+                await checks.run(SLOW)
+    assert await checks.run(SLOW)

@@ -12,7 +12,7 @@ from tests.cpu_time import is_within
 
 from rolecall.master import placement, scheduler
 from rolecall.master.placement import Cluster, Outcome, Waiting
-from rolecall.master.scheduler import Allowance, Earlier, QueuedJob, schedule
+from rolecall.master.scheduler import Allowance, Earlier, PerNodeJob, QueuedJob, schedule
 from rolecall.master.seats import Seat, occupied_seat
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -66,6 +66,9 @@ def test_who_waited_long_holds_the_others_back_from_its_roles() -> None:
     assert isinstance(held, Waiting)
     why = "waiting for 4 trainer slots: 3 of 4 are free"
     assert held.reason == f"held back for job large, which goes first and is {why}"
+    others = schedule([replace(queue[0], owner="bob"), queue[1]], NODES, busy(1), NOW, WINDOW)["small"]
+    assert isinstance(others, Waiting)
+    assert others.reason == others.lasting == "held back for a job of another token, which goes first"
 
 
 def test_who_can_never_fit_holds_nobody_back() -> None:
@@ -145,9 +148,10 @@ def test_a_node_runs_one_per_node_job_at_a_time() -> None:
     assert waits.reason.endswith("a node runs one such job at a time, and job here goes first on node trainer-0")
     assert "job here" not in waits.lasting
     assert isinstance(outcomes["s"], Waiting), "else jobs on a few nodes could keep one on all of them waiting for good"
-    running = schedule([first, there], NODES, [], NOW, WINDOW, {}, {"trainer-0": "here"})
+    running = schedule([first, there], NODES, [], NOW, WINDOW, {}, {"trainer-0": PerNodeJob("here", "bob")})
     assert isinstance(running["all"], Waiting)
-    other = schedule([there], NODES, [], NOW, WINDOW, {}, {"trainer-0": "here"})["s"]
+    assert running["all"].reason.endswith("and a job of another token goes first on node trainer-0")
+    other = schedule([there], NODES, [], NOW, WINDOW, {}, {"trainer-0": PerNodeJob("here", "")})["s"]
     assert _places(other) == {"server-0"}
 
 
@@ -342,7 +346,7 @@ def test_a_job_is_not_held_back_for_one_that_turns_out_to_wait_for_its_owner(mon
     one = outcomes(Earlier())
     assert "waits" not in one
     waiting = {name: why for name, why in one.items() if isinstance(why, Waiting)}
-    assert waiting["held"].reason.startswith("held back for job waits")
+    assert waiting["held"].reason.startswith("held back for a job of another token")
     two = outcomes(Earlier(waiting, {"waits"}).lasting)
     assert isinstance(two["waits"], Waiting)
     assert isinstance(two["held"], GangPlan)
@@ -369,7 +373,7 @@ def test_a_job_at_the_end_of_the_queue_changes_no_earlier_outcome(
     taken: list[WorkerPlan] = []
 
     def outcomes(*new: QueuedJob, earlier: Earlier = Earlier()) -> dict[str, Outcome]:  # noqa: B008 - immutable
-        allowances, per_node_jobs = {"a": Allowance(3, 0)}, {cluster.nodes[0].spec.name: "other"}
+        allowances, per_node_jobs = {"a": Allowance(3, 0)}, {cluster.nodes[0].spec.name: PerNodeJob("other", "b")}
         return schedule([*queue, *new], cluster, taken, NOW, WINDOW, allowances, per_node_jobs, earlier)
 
     while plans := {name: plan for name, plan in outcomes().items() if isinstance(plan, GangPlan)}:
@@ -434,7 +438,7 @@ def test_a_job_that_waited_long_holds_others_back_also_in_a_pass_that_does_not_r
     assert set(outcomes) == {"first", "young"}
     held = outcomes["young"]
     assert isinstance(held, Waiting)
-    assert held.reason == "held back for job old, which goes first and is waiting for its turn to be placed"
+    assert held.reason == "held back for a job of another token, which goes first"
 
 
 def _left(queue: list[QueuedJob], outcomes: dict[str, Outcome]) -> set[str]:

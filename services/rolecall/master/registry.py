@@ -39,9 +39,9 @@ async def register(master: Master, spec: NodeSpec) -> None:
 
     Raises `Conflict` if another live node has the name.
     """
-    now = master.clock.now()
-    loss = NodeLoss(set(), {})
-    async with master.database.write() as connection:
+
+    async def put(connection: AsyncConnection) -> tuple[nodes.Incarnation | None, NodeLoss]:
+        now, loss = master.clock.now(), NodeLoss(set(), {})
         before = await nodes.incarnation(connection, spec.name)
         if before is not None and before.started != spec.started:
             known = await nodes.find(connection, spec.name)
@@ -50,6 +50,9 @@ async def register(master: Master, spec: NodeSpec) -> None:
             why = f"node {spec.name} restarted"
             loss = await lose_workers(connection, spec.name, why, now, master.catalogue.expendable)
         await nodes.put(connection, spec, now)
+        return before, loss
+
+    before, loss = await master.database.with_retry(put)
     if before is not None and before.started != spec.started:
         master.presence.mark_replaced(before.started)
     master.presence.register(spec.name, spec.started)
@@ -63,13 +66,18 @@ async def leave(master: Master, name: str, started: str | None = None) -> None:
 
     Does nothing if the name now belongs to another incarnation than `started`, which nodes of release 0.1 don't send.
     """
-    async with master.database.write() as connection:
+
+    async def remove(connection: AsyncConnection) -> NodeLoss | None:
         known = await nodes.incarnation(connection, name)
         if known is not None and started not in {None, known.started}:
-            return
+            return None
         why, now = f"node {name} left the cluster", master.clock.now()
         loss = await lose_workers(connection, name, why, now, master.catalogue.expendable)
         await nodes.remove(connection, name)
+        return loss
+
+    if (loss := await master.database.with_retry(remove)) is None:
+        return
     master.presence.forget(name)
     master.waking.nodes(name)
     master.waking.lost(loss)
@@ -169,13 +177,16 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
     for report in beat.workers:
         if report.state.ended and report.log_bytes is not None:
             master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
-    async with master.database.write() as connection:
+
+    async def put(connection: AsyncConnection) -> tuple[_Changes, attempts.Gangs]:
         await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
         changes = await _store_reports(connection, name, beat.workers, master.catalogue.expendable)
-        located = await attempts.gangs(
-            connection, [await jobs.summary(connection, job) for job in sorted(changes.located)]
-        )
+        summaries = [await jobs.summary(connection, job) for job in sorted(changes.located)]
+        return changes, await attempts.gangs(connection, summaries)
+
+    # Unlike a refusal, which would make the node register again, the repeated change leaves out what has ended.
+    changes, located = await master.database.with_retry(put)
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)

@@ -52,7 +52,11 @@ class RequestChecks:
         try:
             async with asyncio.timeout(self._deadline_s):
                 await slots.acquire()
-                check = _Check(lambda: self._catalogue.check_request(request), request.workload, slots.release)
+                try:
+                    check = _Check(lambda: self._catalogue.check_request(request), request.workload, slots.release)
+                except BaseException:  # Its thread can't start.
+                    slots.release()
+                    raise
                 return await check.outcome
         except TimeoutError:
             if check is not None and not check.outcome.cancelled():

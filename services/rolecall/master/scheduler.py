@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
+from typing import NamedTuple
 
 from rolecall.master.placement import Cluster, Outcome, Seating, WaitCause, Waiting, needs_of
 from rolecall.master.seats import Counts, Need, Pool, pools_of, slots_taken
@@ -59,6 +60,13 @@ class Allowance:
     used: int
 
 
+class PerNodeJob(NamedTuple):
+    """A job that runs on each node."""
+
+    id: str
+    owner: str
+
+
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """The results of the previous pass that this one uses."""
@@ -90,7 +98,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     now: datetime,
     backfill_window: timedelta,
     allowances: Mapping[str, Allowance] = MappingProxyType({}),
-    per_node_jobs: Mapping[str, str] = MappingProxyType({}),
+    per_node_jobs: Mapping[str, PerNodeJob] = MappingProxyType({}),
     earlier: Earlier = _NOTHING_EARLIER,
 ) -> dict[str, Outcome]:
     """A plan, or a reason to wait, for every queued job in the queue's order, except for undecided ones.
@@ -108,7 +116,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
     jobs = sorted(queue, key=lambda job: job.order)
     turns = _turns(jobs, cluster, seating, earlier)
-    held: dict[Demand, Waiting] = {}  # what an earlier job reserves, and the reason for others
+    held: dict[Demand, tuple[QueuedJob, Waiting]] = {}  # what an earlier job reserves, and its own reason
     outcomes: dict[str, Outcome] = {}
     for job in jobs:
         known = earlier.waiting.get(job.id)
@@ -118,7 +126,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             else known
             or _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
+            or next((_held_back(job, *held[one]) for one in sorted(_demands(job, cluster)) if one in held), None)
         )
         if outcome is None and (job.id in turns or not seating.needs_search(job.needs, job.avoid)):
             outcome = _placed(job, cluster, seating, allowed)
@@ -134,10 +142,16 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             "waiting for its turn to be placed", bool(cluster.fits_alone(job.needs)), cause=WaitCause.TURN
         )
         if waiting.feasible and now - job.queued_at > backfill_window:
-            prefix = f"held back for job {job.id}, which goes first and is "
-            why = Waiting(prefix + waiting.reason, False, prefix + waiting.lasting, WaitCause.EARLIER_JOB)
-            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
+            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), (job, waiting)) | held
     return outcomes
+
+
+def _held_back(job: QueuedJob, earlier: QueuedJob, its_reason: Waiting) -> Waiting:
+    """The reason of a job that waits for an earlier one. Its owner may not be allowed to see other owners' jobs."""
+    if job.owner != earlier.owner:
+        return Waiting("held back for a job of another token, which goes first", False, cause=WaitCause.EARLIER_JOB)
+    prefix = f"held back for job {earlier.id}, which goes first and is "
+    return Waiting(prefix + its_reason.reason, False, prefix + its_reason.lasting, WaitCause.EARLIER_JOB)
 
 
 def _turns(jobs: Sequence[QueuedJob], cluster: Cluster, seating: Seating, earlier: Earlier) -> set[str]:
@@ -223,7 +237,7 @@ def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) 
 
 
 def _place_per_node(
-    job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], per_node_jobs: dict[str, str]
+    job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], per_node_jobs: dict[str, PerNodeJob]
 ) -> Outcome:
     """The outcome for a job that runs on every node. Adds its nodes to `per_node_jobs`, which later jobs can't use."""
     plan = one_worker_per_node(cluster.nodes, job.only)
@@ -233,12 +247,13 @@ def _place_per_node(
         return waiting
     wanted = sorted({worker.node for worker in plan.workers})
     others = {node: per_node_jobs[node] for node in wanted if node in per_node_jobs}
-    per_node_jobs |= {node: job.id for node in wanted if node not in per_node_jobs}
+    per_node_jobs |= {node: PerNodeJob(job.id, job.owner) for node in wanted if node not in per_node_jobs}
     if not others:
         return _with_addresses(plan, cluster)
     node, other = next(iter(others.items()))
     why = "waiting for another job that runs on every node: a node runs one such job at a time"
-    return Waiting(f"{why}, and job {other} goes first on node {node}", False, why, WaitCause.EARLIER_JOB)
+    first = f"job {other.id}" if other.owner == job.owner else "a job of another token"
+    return Waiting(f"{why}, and {first} goes first on node {node}", False, why, WaitCause.EARLIER_JOB)
 
 
 def _without_workers(job: QueuedJob) -> Waiting | None:

@@ -112,8 +112,12 @@ class StoreThreads:
     def _put(self, call: _Call) -> Future[Any]:
         with self._lock:
             if self._threads < self._limit:
-                self._threads += 1
-                Thread(target=self._work, name="blob-store", daemon=True).start()
+                try:
+                    Thread(target=self._work, name="blob-store", daemon=True).start()
+                    self._threads += 1
+                except RuntimeError as error:  # The system has no more threads. Those that run take the call.
+                    if not self._threads:
+                        raise StoreUnavailable(f"{self._store} can't be called: {error}; try again") from None
         self._queue.put(call)
         return call.future
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.scheduler import Allowance, slots_of
+from rolecall.master.scheduler import Allowance, PerNodeJob, slots_of
 from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.jobs import Summaries
@@ -98,10 +98,12 @@ class View:
                 used[gang.job.owner] += slots_of(_places(gang), specs)
         return {owner: Allowance(limit, used[owner]) for owner, limit in limited.items()}
 
-    def per_node_jobs(self) -> dict[str, str]:
+    def per_node_jobs(self) -> dict[str, PerNodeJob]:
         """The nodes on which a per-node job can still have a process, with that job."""
         per_node_gangs = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
-        return {place.node: gang.job.id for gang in per_node_gangs for place in _places(gang)}
+        return {
+            place.node: PerNodeJob(gang.job.id, gang.job.owner) for gang in per_node_gangs for place in _places(gang)
+        }
 
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:

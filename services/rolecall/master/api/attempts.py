@@ -23,7 +23,7 @@ from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import check_stored, measure, metered
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, MAX_PARTS, PARTS_PER_WORKER
-from rolecall.spec.errors import Conflict, Conflict, InvalidRequest, StaleAttempt
+from rolecall.spec.errors import Conflict, InvalidRequest, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice, StreamOffset

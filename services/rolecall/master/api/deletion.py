@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, controls_job, needs
@@ -59,11 +60,12 @@ async def delete_job(
 
     The job is hidden as soon as it has ended, and its files are deleted soon after. Deleting it again changes nothing.
     """
-    nodes = set[str]()
-    async with master.database.write() as connection:
+
+    async def mark(connection: AsyncConnection) -> set[str] | None:
+        """The nodes of a job that this cancels; None if the job was marked before."""
         if await deletion.is_marked(connection, job):
-            return
-        record = await jobs.get(connection, job)
+            return None
+        record, nodes = await jobs.get(connection, job), set[str]()
         if not record.state.ended:
             if not force:
                 raise Conflict(
@@ -72,5 +74,9 @@ async def delete_job(
                 )
             nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
         await deletion.mark(connection, job, master.clock.now())
+        return nodes
+
+    if (nodes := await master.database.with_retry(mark)) is None:
+        return
     master.garbage.notify()
     master.waking.gang(job, nodes)

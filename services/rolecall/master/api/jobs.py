@@ -1,7 +1,7 @@
 """The routes `/jobs`: list, show, change and control jobs."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -18,7 +18,7 @@ from rolecall.master.job_changes import changes, check_label_count
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
 from rolecall.master.store.listing import ListPlace, Order, Selection
-from rolecall.master.store.records import JobSummary
+from rolecall.master.store.records import JobRecord, JobSummary
 from rolecall.master.token_limits import check_priority, reserve_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
@@ -124,21 +124,17 @@ async def change_job(job: JobId, request: JobUpdate, master: Running, caller: Ca
 @router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job", responses=documented(409))
 async def cancel_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Stop the job for good. Possible in every state except the final ones."""
-    async with master.database.write() as connection:
-        record = await jobs.get(connection, job)
-        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
-    return await _changed(master, job, nodes)
+    return await _control(master, job, lambda record, _: lifecycle.cancel(record, caller.name))
 
 
 @router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job", responses=documented(409))
 async def pause_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
-    async with master.database.write() as connection:
-        record, nodes = await jobs.get(connection, job), set[str]()
-        if record.state is not JobState.PAUSED:
-            step = lifecycle.pause(record, await _stop_mode(connection, record), caller.name)
-            nodes = await apply_step(connection, record, step, master.clock.now())
-    return await _changed(master, job, nodes)
+
+    def step(record: JobRecord, stop: StopMode | None) -> lifecycle.JobStep | None:
+        return None if record.state is JobState.PAUSED else lifecycle.pause(record, stop, caller.name)
+
+    return await _control(master, job, step)
 
 
 @router.post("/jobs/{job}/resume", dependencies=_ADDS, summary="Resume a paused job", responses=documented(409))
@@ -147,26 +143,37 @@ async def resume_job(job: JobId, master: Running, caller: Caller) -> JobDocument
 
     If the job is still being paused, it is queued when its workers have stopped.
     """
-    async with master.database.write() as connection:
-        record = await jobs.get(connection, job)
-        step = lifecycle.resume(record, await _stop_mode(connection, record), caller.name)
-        nodes = await apply_step(connection, record, step, master.clock.now())
-    return await _changed(master, job, nodes)
+    return await _control(master, job, lambda record, stop: lifecycle.resume(record, stop, caller.name))
 
 
 @router.post("/jobs/{job}/retry", dependencies=_ADDS, summary="Retry an ended job", responses=documented(409))
 async def retry_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
-    async with master.database.write() as connection:
+
+    async def renew(connection: AsyncConnection) -> None:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
         await reserve_submission(connection, record.owner, master.access.limits.get(record.owner))
         await jobs.renew(connection, record, master.clock.now(), f"retried by {caller.name}")
+
+    await master.database.with_retry(renew)
     return await _changed(master, job)
 
 
-async def _stop_mode(connection: AsyncConnection, job: JobSummary) -> StopMode | None:
-    return (await attempts.gang(connection, job)).attempt.stop if job.state.holds_slots else None
+_StepOf = Callable[[JobRecord, StopMode | None], lifecycle.JobStep | None]
+"""A user's step for a job in its current state, whose gang may be stopping in a mode; None if there is nothing to do."""
+
+
+async def _control(master: Master, job: str, step_of: _StepOf) -> JobDocument:
+    """Apply a user's step. If the master takes another one first, the user's step is that for the job's new state."""
+
+    async def apply(connection: AsyncConnection) -> set[str]:
+        record = await jobs.get(connection, job)
+        stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
+        step = step_of(record, stop)
+        return await apply_step(connection, record, step, master.clock.now()) if step else set()
+
+    return await _changed(master, job, await master.database.with_retry(apply))
 
 
 async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:

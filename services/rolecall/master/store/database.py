@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from rolecall.master.store import terms
-from rolecall.spec.errors import SettingsError
+from rolecall.spec.errors import SettingsError, StaleAttempt
 
 _T = TypeVar("_T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -120,14 +120,14 @@ class Database:
             yield connection
 
     async def with_retry(self, change: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
-        """The result of a change in a transaction of its own, which is repeated once after an `IntegrityError`.
+        """The result of a change in a transaction of its own, which is repeated once if another one was committed first.
 
-        On PostgreSQL, two transactions can insert the same row at the same time.
+        On PostgreSQL, two transactions can insert or change the same row at the same time.
         """
         try:
             async with self.write() as connection:
                 return await change(connection)
-        except IntegrityError:
+        except (IntegrityError, StaleAttempt):
             async with self.write() as connection:
                 return await change(connection)
 
