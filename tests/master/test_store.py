@@ -22,12 +22,14 @@ from rolecall.master.store import (
     artifacts,
     attempts,
     checkpoints,
+    deletion,
     events,
     idempotency,
     jobs,
     labels,
     listing,
     nodes,
+    notifications,
     schema,
     signing,
     tokens,
@@ -378,6 +380,27 @@ async def test_large_progress_is_not_read_with_live_jobs(database: Database) -> 
         found = await jobs.live(connection)
         assert await jobs.progress_of(connection, ["toy-1", "toy-2"]) == {}
     assert (list(found.unreadable), list(found.live)) == (["toy-1"], ["toy-2"])
+
+
+async def test_the_row_of_a_deleted_job_stays_until_its_webhook_is_sent(database: Database) -> None:
+    async with database.write() as connection:
+        for name, notify in (("toy-1", "https://h.example/x"), ("toy-2", None)):
+            own = spec(name).model_copy(update={"notify": notify})
+            await attempts.begin(connection, await jobs.add(connection, own, NOW), PLAN, None, NOW)
+            await jobs.fail_unreadable(connection, name, "a bug", NOW)
+            await deletion.mark(connection, name, NOW)
+        assert set(await deletion.marked(connection, 9)) == {"toy-1", "toy-2"}
+        await deletion.remove(connection, ["toy-1", "toy-2"])
+        assert await deletion.marked(connection, 9) == [], "the files of the first one are deleted again and again"
+        for name, exists in (("toy-1", True), ("toy-2", False)):
+            assert await deletion.is_marked(connection, name) is exists
+            assert await attempts.of_jobs(connection, [name]) == []
+        (one,) = await notifications.due(connection, NOW, 9)
+        assert (await jobs.get(connection, one.job, hidden=True)).reason == "a bug"
+        await notifications.remove(connection, one.id)
+        assert await deletion.marked(connection, 9) == ["toy-1"]
+        await deletion.remove(connection, ["toy-1"])
+        assert not await deletion.is_marked(connection, "toy-1")
 
 
 async def test_the_signing_key_is_made_once(database: Database) -> None:

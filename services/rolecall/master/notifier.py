@@ -21,8 +21,16 @@ from rolecall.master.storage_errors import Pulse
 from rolecall.master.store import events, jobs, labels, notifications
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import NotificationRecord
-from rolecall.master.webhooks import address_problem, next_try, payload, secret_of, signed_headers, url_problem
-from rolecall.spec.errors import NotFound, RolecallError
+from rolecall.master.webhooks import (
+    MAX_TRIES,
+    address_problem,
+    next_try,
+    payload,
+    secret_of,
+    signed_headers,
+    url_problem,
+)
+from rolecall.spec.errors import RolecallError
 from rolecall.spec.webhook import only_host
 
 _AT_ONCE = 8
@@ -57,37 +65,48 @@ class Notifier:
             await asyncio.sleep(_TICK_S)
 
     async def deliver(self) -> None:
-        """Send the notifications that are due."""
+        """Send the notifications that are due. Raises the first unexpected error when all tries have ended."""
+        now = self.clock.now()
         async with self.database.read() as connection:
-            due = await notifications.due(connection, self.clock.now(), _AT_ONCE)
-        await asyncio.gather(*map(self._deliver, due))
+            due = await notifications.due(connection, now, _AT_ONCE)
+        if not due:
+            return
+        # Tries count before they begin. So their number is limited even if the database can't store the results.
+        async with self.database.write() as connection:
+            for one in due:
+                tries = one.tries + 1
+                await notifications.postpone(connection, one.id, tries, next_try(tries, now) or now)
+        # Each ends before the next pass, which would otherwise send it a second time.
+        results = await asyncio.gather(*map(self._deliver, due), return_exceptions=True)
+        if error := next((result for result in results if isinstance(result, Exception)), None):
+            raise error
 
     async def _deliver(self, one: NotificationRecord) -> None:
         shown, tries = only_host(one.notify), one.tries + 1
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await self._send(one)
-        # `ValueError` and `InvalidURL`: a URL that another parser rejects must not stop the other notifications.
-        except (Undelivered, TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            why = str(error) if isinstance(error, Undelivered) else type(error).__name__
-            again = next_try(tries, self.clock.now())
-            message = f"webhook to {shown} failed ({why}) in try {tries}" + ("" if again else ", the last one")
+        if tries > MAX_TRIES:
+            message = f"webhook to {shown} given up: the result of try {MAX_TRIES}, the last one, was not stored"
             _LOG.warning("job %s: %s", one.job, message, extra=about("webhook_failed", job=one.job))
-        except NotFound:
-            again, message = None, "its job is deleted"
         else:
-            again, message = None, f"webhook sent to {shown}"
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self._send(one)
+            # `ValueError` and `InvalidURL`: URLs that another parser rejects.
+            except (Undelivered, TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                why = str(error) if isinstance(error, Undelivered) else type(error).__name__
+                last = ", the last one" if tries == MAX_TRIES else ""
+                message = f"webhook to {shown} failed ({why}) in try {tries}{last}"
+                _LOG.warning("job %s: %s", one.job, message, extra=about("webhook_failed", job=one.job))
+                if not last:
+                    return
+            else:
+                message = f"webhook sent to {shown}"
         async with self.database.write() as connection:
-            if again is not None:
-                await notifications.postpone(connection, one.id, tries, again)
-                return
             await notifications.remove(connection, one.id)
-            if await jobs.find(connection, one.job) is not None:
-                await events.add(connection, one.job, self.clock.now(), "webhook", message)
+            await events.add(connection, one.job, self.clock.now(), "webhook", message)
 
     async def _send(self, one: NotificationRecord) -> None:
         async with self.database.read() as connection:
-            job = await jobs.get(connection, one.job)
+            job = await jobs.get(connection, one.job, hidden=True)
             labeled = await labels.of_jobs(connection, [one.job])
         body = payload(job, labeled.get(one.job, {}), one)
         if problem := url_problem(one.notify, self.hosts):

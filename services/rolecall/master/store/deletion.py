@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.jobs import ENDED
-from rolecall.master.store.schema import artifacts, checkpoints, idempotency, jobs
+from rolecall.master.store.schema import artifacts, attempts, checkpoints, idempotency, jobs, notifications
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
+
+_NOTIFIES = jobs.c.id.in_(select(notifications.c.job))
 
 
 async def mark(connection: AsyncConnection, job: str, now: datetime) -> None:
@@ -34,14 +36,25 @@ async def is_marked(connection: AsyncConnection, job: str) -> bool:
 
 
 async def marked(connection: AsyncConnection, limit: int) -> list[str]:
-    """Up to `limit` ended jobs that are marked for deletion, the oldest mark first."""
+    """Up to `limit` ended jobs that are marked for deletion, the oldest mark first.
+
+    Left out are those of which only the row remains until their webhooks are sent or given up.
+    """
+    has_attempts = exists().where(attempts.c.job == jobs.c.id)
     query = select(jobs.c.id).where(jobs.c.deleted_at.is_not(None), jobs.c.state.in_(ENDED))
+    query = query.where(or_(has_attempts, ~_NOTIFIES))
     return list(await connection.scalars(query.order_by(jobs.c.deleted_at).limit(limit)))
 
 
 async def remove(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Delete the rows of marked jobs and all rows that refer to them."""
-    await connection.execute(delete(jobs).where(jobs.c.id.in_(ids), jobs.c.deleted_at.is_not(None)))
+    """Delete the rows of marked jobs and all rows that refer to them.
+
+    If a webhook of a job is pending, which is made of the job's row and labels, delete only the rows of its files.
+    """
+    guard = (jobs.c.id.in_(ids), jobs.c.deleted_at.is_not(None))
+    await connection.execute(delete(jobs).where(*guard, ~_NOTIFIES))
+    for table in (checkpoints, artifacts, attempts):
+        await connection.execute(delete(table).where(table.c.job.in_(select(jobs.c.id).where(*guard))))
 
 
 async def ended(

@@ -80,16 +80,16 @@ async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: 
     return await get(connection, spec.id)
 
 
-async def get(connection: AsyncConnection, job: str) -> JobRecord:
-    """The job. Raises `NotFound`."""
-    found = await find(connection, job)
+async def get(connection: AsyncConnection, job: str, *, hidden: bool = False) -> JobRecord:
+    """The job, with `hidden` even if it has ended and is marked for deletion. Raises `NotFound`."""
+    found = await find(connection, job, hidden=hidden)
     if found is None:
         raise unknown(job)
     return found
 
 
-async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
-    row = await _row(connection, job, tuple(jobs.c))
+async def find(connection: AsyncConnection, job: str, *, hidden: bool = False) -> JobRecord | None:
+    row = await _row(connection, job, tuple(jobs.c), hidden=hidden)
     return None if row is None else shown(JobRecord, row)
 
 
@@ -332,16 +332,19 @@ def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
     return None if deadline_s is None else now + timedelta(seconds=deadline_s)
 
 
-async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any] | None:
+async def _row(
+    connection: AsyncConnection, job: str, columns: tuple[Any, ...], *, hidden: bool = False
+) -> Row[Any] | None:
     # PostgreSQL rejects text with NUL, and no id has one.
-    found = await connection.execute(_by_id(columns), {"job": job}) if job.isprintable() else None
+    found = await connection.execute(_by_id(columns, hidden), {"job": job}) if job.isprintable() else None
     return None if found is None else found.one_or_none()
 
 
 @cache
-def _by_id(columns: tuple[Any, ...]) -> Select[Any]:
+def _by_id(columns: tuple[Any, ...], hidden: bool) -> Select[Any]:
     """The statement, cached because it takes longer to build than to run."""
-    return cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"), visible())
+    query = cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"))
+    return query if hidden else query.where(visible())
 
 
 def _summary(row: Row[Any]) -> JobSummary:

@@ -1,4 +1,7 @@
-"""The outbox of webhooks: stored in the transaction that ends a job, deleted after the delivery."""
+"""The outbox of webhooks: stored in the transaction that ends a job, deleted after the delivery.
+
+A job's row outlives its notifications, even if the job is deleted.
+"""
 
 from datetime import datetime
 
@@ -34,7 +37,7 @@ async def due(connection: AsyncConnection, now: datetime, limit: int) -> list[No
 
 
 async def postpone(connection: AsyncConnection, id: int, tries: int, next_at: datetime) -> None:
-    """Record a failed try."""
+    """Record that a try begins, and the time of the next one."""
     await connection.execute(update(notifications).where(notifications.c.id == id).values(tries=tries, next_at=next_at))
 
 

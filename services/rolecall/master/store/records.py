@@ -253,7 +253,7 @@ class NotificationRecord:
     """The time of its end."""
     next_at: datetime
     tries: int
-    """Failed tries."""
+    """Tries that have begun."""
     notify: str = field(repr=False)
     """The URL."""
     owner: str
