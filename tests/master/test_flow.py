@@ -348,7 +348,7 @@ async def test_calls_that_a_change_overtakes_see_its_outcome(tmp_path: Path, pos
     """PostgreSQL lets them read the row first, and then wait for the other transaction."""
     async with serving(make_settings(tmp_path, database_url=postgres_url)) as client:
         node = await one_trainer(client, slots=1)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await client.submit(roles=ONE_TRAINER)
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.STARTING)
         async with overtaken(postgres_url, "UPDATE workers SET state = 'stopped'"):

@@ -15,7 +15,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, insert, inspect, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import (
@@ -401,6 +401,67 @@ async def test_the_row_of_a_deleted_job_stays_until_its_webhook_is_sent(database
         assert await deletion.marked(connection, 9) == ["toy-1"]
         await deletion.remove(connection, ["toy-1"])
         assert not await deletion.is_marked(connection, "toy-1")
+
+
+@pytest.mark.parametrize(
+    ("read", "indexes"),
+    [
+        (lambda connection: jobs.live(connection, limit=100), ["INDEX ix_jobs_live (sequence>?)"]),
+        (
+            lambda connection: jobs.live(connection, ["toy-1", "toy-2"]),
+            ["INDEX sqlite_autoindex_jobs_1 (id=? AND rowid>?)"],
+        ),
+        (
+            lambda connection: jobs.count_waiting(connection, "alice"),
+            ["COVERING INDEX ix_jobs_live_owner (owner=? AND state=?)"],
+        ),
+        (
+            lambda connection: jobs.holding_slots(connection, "alice"),
+            ["INDEX ix_jobs_live_owner (owner=? AND state=?)"],
+        ),
+        (
+            lambda connection: jobs.stored_bytes(connection, "alice", exclude=["toy-1"]),
+            [
+                "COVERING INDEX ix_jobs_owner_id_bytes (owner=?)",
+                "COVERING INDEX ix_jobs_owner_id_bytes (owner=?)",
+                "COVERING INDEX ix_checkpoints_job_bytes (job=?)",
+                "COVERING INDEX ix_jobs_owner_id_bytes (owner=?)",
+                "INDEX sqlite_autoindex_artifacts_1 (job=?)",
+            ],
+        ),
+        (jobs.count_by_state, ["COVERING INDEX ix_jobs_deleted_at_ended_at_state"]),
+        (
+            lambda connection: deletion.marked(connection, 10),
+            [
+                "INDEX ix_jobs_deleted_at_ended_at_state (deleted_at>?)",
+                "INDEX sqlite_autoindex_attempts_1 (job=?)",
+                "",  # The notifications, which are few.
+            ],
+        ),
+    ],
+    ids=["live", "live among", "waiting", "holding slots", "stored bytes", "count by state", "marked"],
+)
+async def test_statements_that_run_often_fetch_no_ended_jobs(
+    read: Callable[[AsyncConnection], Awaitable[object]], indexes: list[str], tmp_path: Path
+) -> None:
+    """SQLite reads a row with large parameters to fetch one state, and an owner can have any number of ended jobs."""
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    await database.migrate()
+    async with database.read() as connection:
+        statements: list[tuple[str, Any]] = []
+
+        @event.listens_for(connection.sync_connection, "before_cursor_execute")
+        def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_others: object) -> None:
+            statements.append((statement, parameters))
+
+        await read(connection)
+        plans = [
+            await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            for statement, parameters in list(statements)
+        ]
+    await database.close()
+    steps = [row.detail for plan in plans for row in plan]
+    assert [step.partition(" USING ")[2] for step in steps if step.startswith(("SEARCH", "SCAN"))] == indexes
 
 
 async def test_the_signing_key_is_made_once(database: Database) -> None:

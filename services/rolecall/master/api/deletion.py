@@ -12,6 +12,7 @@ from rolecall.master.api.auth import Caller, Running, controls_job, needs
 from rolecall.master.api.error_handlers import documented
 from rolecall.master.api.parameters import JobId
 from rolecall.master.store import deletion, jobs
+from rolecall.master.store.schema import ENDED
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import PrunedJob, PruneRequest, PruneSummary
@@ -29,7 +30,7 @@ async def prune_jobs(request: PruneRequest, master: Running, caller: Caller) -> 
     Without the scope `admin`, this applies only to the jobs that the token owns.
     """
     owner = None if Scope.ADMIN in caller.scopes else caller.name
-    states = jobs.ENDED if request.state is None else (request.state,)
+    states = ENDED if request.state is None else (request.state,)
     async with master.database.read() as connection:
         found = await deletion.ended(connection, request.ended_before, states, owner)
     sizes: Counter[str] = Counter()

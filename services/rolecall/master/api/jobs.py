@@ -161,7 +161,7 @@ async def retry_job(job: JobId, master: Running, caller: Caller) -> JobDocument:
 
 
 _StepOf = Callable[[JobRecord, StopMode | None], lifecycle.JobStep | None]
-"""A user's step for a job in its current state, whose gang may be stopping in a mode; None if there is nothing to do."""
+"""A user's step for a job, whose gang may be stopping in a mode; None if there is nothing to do."""
 
 
 async def _control(master: Master, job: str, step_of: _StepOf) -> JobDocument:

@@ -19,7 +19,7 @@ from rolecall.master.store.records import (
     read,
     readable,
 )
-from rolecall.master.store.schema import attempts
+from rolecall.master.store.schema import ENDED, attempts
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
@@ -93,7 +93,7 @@ async def set_first_step(connection: AsyncConnection, job: str, number: int, at:
 
 async def fail_unreadable(connection: AsyncConnection, job: str, cause: str, now: datetime) -> None:
     """End the attempts of a job that can't be read, regardless of their states."""
-    guard = (attempts.c.job == job, attempts.c.state.not_in(job_store.ENDED), attempts.c.ended_at.is_(None))
+    guard = (attempts.c.job == job, attempts.c.state.not_in(ENDED), attempts.c.ended_at.is_(None))
     await connection.execute(update(attempts).where(*guard).values(state=JobState.FAILED, cause=cause, ended_at=now))
 
 

@@ -120,7 +120,7 @@ class Database:
             yield connection
 
     async def with_retry(self, change: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
-        """The result of a change in a transaction of its own, which is repeated once if another one was committed first.
+        """The result of a change in its own transaction, which is repeated once if another one was committed first.
 
         On PostgreSQL, two transactions can insert or change the same row at the same time.
         """

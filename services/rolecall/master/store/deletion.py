@@ -7,8 +7,8 @@ from datetime import datetime
 from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.jobs import ENDED
-from rolecall.master.store.schema import artifacts, attempts, checkpoints, idempotency, jobs, notifications
+from rolecall.master.store.jobs import EPOCH, STATE
+from rolecall.master.store.schema import ENDED, artifacts, attempts, checkpoints, idempotency, jobs, notifications
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
 
@@ -41,8 +41,8 @@ async def marked(connection: AsyncConnection, limit: int) -> list[str]:
     Left out are those of which only the row remains until their webhooks are sent or given up.
     """
     has_attempts = exists().where(attempts.c.job == jobs.c.id)
-    query = select(jobs.c.id).where(jobs.c.deleted_at.is_not(None), jobs.c.state.in_(ENDED))
-    query = query.where(or_(has_attempts, ~_NOTIFIES))
+    # A comparison, because SQLite does not search an index for `IS NOT NULL`.
+    query = select(jobs.c.id).where(jobs.c.deleted_at >= EPOCH, STATE.in_(ENDED), or_(has_attempts, ~_NOTIFIES))
     return list(await connection.scalars(query.order_by(jobs.c.deleted_at).limit(limit)))
 
 

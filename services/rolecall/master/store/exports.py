@@ -6,8 +6,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.jobs import ENDED
-from rolecall.master.store.schema import events, jobs
+from rolecall.master.store.schema import ENDED, events, jobs
 
 
 async def due(

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     false,
 )
 
@@ -27,6 +28,7 @@ from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
 
 metadata = MetaData(
     naming_convention={
@@ -72,14 +74,25 @@ jobs = Table(
     Column("resources", Document(dict[Role, Resources]), nullable=False, server_default="{}"),
     # Nodes that could not read its checkpoint.
     Column("avoid", Document(tuple[str, ...])),
-    Index(None, "deleted_at", "ended_at"),
+    # With the state, so that the jobs in each state are counted without their rows.
+    Index(None, "deleted_at", "ended_at", "state"),
     Index(None, "workload", "sequence"),
     # The URL of a webhook, which can contain secrets.
     Column("notify", Text),
     # The size of its request. Large parameters come before it in the row, so its sum needs the index.
     Column("bytes", Integer, nullable=False, server_default="0"),
-    Index(None, "owner", "bytes"),
+    Index(None, "owner", "id", "bytes"),
 )
+ENDED = tuple(state for state in JobState if state.ended)
+LIVE = jobs.c.state.not_in(bindparam("ended", ENDED, expanding=True, literal_execute=True))
+"""The condition for jobs that have not ended.
+
+Its values are literals, because a database uses a partial index only for statements that contain the condition of the
+index. With another ended state, the partial indexes have to be created again.
+"""
+# Small, because most jobs have ended. The first has the order in which a master reads the live jobs in pages.
+Index("ix_jobs_live", jobs.c.sequence, sqlite_where=LIVE, postgresql_where=LIVE)
+Index("ix_jobs_live_owner", jobs.c.owner, jobs.c.state, sqlite_where=LIVE, postgresql_where=LIVE)
 
 labels = Table(
     "labels",
@@ -154,6 +167,8 @@ checkpoints = Table(
     # The time of its next verification, after a worker reported damage; otherwise null.
     Column("verify_at", Moment),
     Index(None, "verify_at"),
+    # Large manifests come before the bytes in the row, so their sum needs the index.
+    Index(None, "job", "bytes"),
 )
 
 artifacts = Table(
