@@ -154,6 +154,23 @@ async def test_an_error_of_one_delivery_leaves_no_other_behind(tmp_path: Path, m
         assert await recorded(master, "toy-2") == ["webhook sent to https://h.example/***"]
 
 
+async def test_each_end_of_a_retried_job_has_its_own_webhook_id(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with receiver() as (port, received):
+        own = {"webhook_hosts": (f"localhost:{port}",), "webhook_networks": ("127.0.0.0/8", "::1/128")}
+        async with still_master(tmp_path, clock, **own) as master:
+            await end(master, "toy-1", notify=f"http://localhost:{port}/")
+            await master.notifier.deliver()
+            clock.advance(60)
+            async with master.database.write() as connection:
+                await jobs.renew(connection, await jobs.get(connection, "toy-1"), clock.now(), "retried")
+                again = await jobs.get(connection, "toy-1")
+                await jobs.move(connection, again, JobState.CANCELLED, clock.now(), "cancelled again")
+            await master.notifier.deliver()
+    ids = [headers["webhook-id"] for headers, _ in received]
+    assert len(ids) == len(set(ids)) == 2, "receivers take a message with the same id for a repetition"
+
+
 async def test_a_deleted_job_has_no_files_but_its_webhook_is_sent(tmp_path: Path) -> None:
     clock = ManualClock()
     with receiver(503) as (port, received):

@@ -114,7 +114,9 @@ class Notifier:
         url = httpx.URL(one.notify)
         address = await _resolve(url, self.networks)
         secret = secret_of(self.signing_key, one.owner)
-        headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
+        # The time distinguishes the ends of a job that was retried. SQLite gives a row's number to a later row again.
+        message_id = f"msg_{one.job}_{one.at:%Y%m%d%H%M%S%f}"
+        headers = signed_headers(secret, message_id, self.clock.now(), body)
         headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
         # The certificate is checked for the name, and the connection goes to the address that was checked.
         extensions = {"sni_hostname": _host(url)}
