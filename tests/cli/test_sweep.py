@@ -15,7 +15,7 @@ from tests.conftest import ROLECALL, Cluster
 
 from rolecall.cli import output, sweep
 from rolecall.cli.output import Terminal
-from rolecall.cli.variants import direction, variants
+from rolecall.cli.variants import Variant, direction, variants
 from rolecall.client import Client, Unauthorized, Unreachable
 from rolecall.client.connection import Connection
 from rolecall.spec.job import JobDocument
@@ -151,6 +151,22 @@ def test_the_best_value_is_marked_in_the_direction_that_the_workload_declares(
     assert [row.split()[:3] for row in rows] == [["0.1", "succeeded", "w-1"], ["0.2", "succeeded", "w-1"]]
     sweep._print(done, metric, better, as_json=True)  # pyright: ignore[reportPrivateUsage]
     assert [one["best"] for one in json.loads(capsys.readouterr().out)] == winners
+
+
+def test_a_diverged_job_does_not_end_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = iter([ended(test_perplexity=None), ended(test_perplexity=4.0)])
+    planned = variants({}, [("params.lr", (9, 0.1))])
+
+    def submit(_: Client, variant: Variant) -> None:
+        variant.runs.append(next(jobs))
+
+    def follow(*_: object) -> JobDocument:
+        return next(one.runs[-1] for one in reversed(planned) if one.runs)
+
+    monkeypatch.setattr(sweep, "_submit", submit)
+    monkeypatch.setattr(sweep, "_follow", follow)
+    sweep._run_all(Client(Connection("http://127.0.0.1:9", "token")), planned, 1, "test_perplexity")  # pyright: ignore[reportPrivateUsage]
+    assert [len(one.runs) for one in planned] == [1, 1]
 
 
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

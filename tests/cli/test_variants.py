@@ -96,6 +96,12 @@ def test_only_runs_that_succeeded_count() -> None:
     assert single.spread("x").deviation is None  # type: ignore[union-attr]
 
 
+def test_a_variant_with_a_diverged_run_has_no_mean_and_is_not_the_best() -> None:
+    done = measured([("a", (1, 2, 3))], [run(x=1.0), run(x=None)], [run(x=2.0)], [run(x=3.0)])
+    assert done[0].spread("x") is None
+    assert best(done, "x", "lower") == [1]
+
+
 def test_the_direction_of_a_metric_is_the_one_that_the_workloads_declare() -> None:
     names = ("test_loss", "validation_auc", "observer_3_return", "steps", "unknown")
     assert [direction(DECLARED, name) for name in names] == ["lower", "higher", "higher", None, None]

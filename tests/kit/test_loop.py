@@ -2,6 +2,7 @@
 """The training loop of a driver without a process group; what is trained here is one number."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.params import EarlyStopping, TrainingParams
 from rolecall.runtime.checkpoint import MissingPart
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import InputError
+from rolecall.spec.errors import InputError, NonFiniteLoss
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.report import ProgressLine, TimeSpent
 from rolecall.spec.role import Role
@@ -216,6 +217,32 @@ def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: py
     with pytest.raises(InputError, match="early_stopping needs a validation score, but the validation data is empty"):
         loop.run()
     assert loop.position.epoch == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_epoch_without_a_finite_score_is_never_the_best(adder: Make, bad: float) -> None:
+    loop = adder(epochs=9, losses=[3.0, 1.0, bad, bad, 0.5], early_stopping=EarlyStopping(patience=2))
+    loop.run()
+    assert (loop.position.epoch, loop.position.best, loop.trained.exported) == (4, -1.0, 8)
+
+
+def test_an_accuracy_of_weights_without_a_finite_loss_is_not_the_best(
+    adder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The AUC of scores that are all NaN can be 1."""
+    loop = adder(epochs=2, losses=[1.0, math.nan], early_stopping=EarlyStopping())
+    monkeypatch.setattr(loop, "objective", lambda _: float(loop.position.epoch))
+    loop.run()
+    assert loop.trained.exported == 4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_without_any_finite_score_early_stopping_fails_for_good(adder: Make, bad: float) -> None:
+    loop = adder(losses=[bad], early_stopping=EarlyStopping())
+    with pytest.raises(NonFiniteLoss, match=f"no finite score after epoch 1: validation_loss {bad}; lower") as caught:
+        loop.run()
+    assert not caught.value.retryable
+    assert not loop.trained.saved
 
 
 @pytest.mark.parametrize("scores", [{"validation_loss": 1.0}, None])

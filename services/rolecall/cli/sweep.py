@@ -132,8 +132,8 @@ def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: st
         run = variant.runs[-1]
         err.print(f"[bold]\\[{index}/{len(rounds)}][/] {escape(variant.title)}: job {run.id}")
         variant.runs[-1] = run = _follow(client, run.id)
-        if metric and run.state is JobState.SUCCEEDED and metric not in (found := metrics(run)):
-            valid = ", ".join(sorted(found)) or "none"
+        if metric and run.state is JobState.SUCCEEDED and metric not in metrics(run) | (run.result or {}):
+            valid = ", ".join(sorted(metrics(run))) or "none"
             raise CommandError(Exit.USAGE, f"job {run.id} has no metric {metric!r}; valid for --metric: {valid}")
 
 

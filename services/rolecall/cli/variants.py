@@ -58,10 +58,11 @@ class Variant:
         return ", ".join(f"{short(path)}={shown(value)}" for path, value in self.values.items())
 
     def spread(self, metric: str) -> Spread | None:
-        """The metric over the runs that succeeded; None if no run has it."""
-        found = [metrics(run).get(metric) for run in self.runs if run.state is JobState.SUCCEEDED]
-        numbers = [value for value in found if value is not None]
-        if not numbers:
+        """The metric over the runs that succeeded; None if no run has it, or if a result has one that isn't finite."""
+        succeeded = [run for run in self.runs if run.state is JobState.SUCCEEDED]
+        numbers = [value for run in succeeded if (value := metrics(run).get(metric)) is not None]
+        # JSON has null for a value that isn't finite. A mean without the diverged runs could be the best one.
+        if not numbers or any((run.result or {}).get(metric, 0) is None for run in succeeded):
             return None
         return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
 

@@ -4,6 +4,7 @@ Subclasses define the model and the step.
 """
 
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from rolecall.kit.params import TrainingParams
 from rolecall.logs import about
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import InputError
+from rolecall.spec.errors import InputError, NonFiniteLoss
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import StopMode
 
@@ -217,7 +218,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def _finish_epoch(self) -> dict[str, float]:
         """Report the epoch's metrics and scores, keep the checkpoint of the best epoch, and advance to the next epoch.
 
-        Returns the scores of the validation data. Raises `InputError` if early stopping gets no score.
+        Returns the scores of the validation data. Raises `InputError` if early stopping gets no score, and
+        `NonFiniteLoss` if no score so far is finite.
         """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
         reported = dict(self.epoch_metrics())
@@ -257,8 +259,16 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         """With early stopping, update the best value in the position. Returns whether it improved."""
         if self.params.early_stopping is None:
             return False
-        value = self.objective(metrics)
-        if self.position.best is not None and value <= self.position.best:
+        value, best = self.objective(metrics), self.position.best
+        # Weights that are NaN have a NaN loss, but can have a finite accuracy or AUC, even the highest one.
+        is_finite = all(map(math.isfinite, (value, metrics.get("validation_loss", value))))
+        if best is None and not is_finite:
+            scores = ", ".join(f"{name} {score:.4g}" for name, score in metrics.items())
+            raise NonFiniteLoss(
+                f"early_stopping has no finite score after epoch {self.position.epoch}: {scores}; lower "
+                "the learning rate or check the input"
+            )
+        if best is not None and not (is_finite and value > best):
             self.position = replace(self.position, stale_epochs=self.position.stale_epochs + 1)
             return False
         self.position = replace(self.position, best=value, stale_epochs=0)

@@ -1,15 +1,17 @@
 # pyright: standard
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 from tests.kit.tables.tables import ROWS, csv
+from torch import nn
 
 from rolecall.kit.tables.batches import open_batches
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.build import Batch, Dataset, open_dataset
+from rolecall.workloads.embedding_ddp.build import Batch, Dataset, open_dataset, require_normalizable_shares
 from rolecall.workloads.embedding_ddp.params import Params
 
 from .tables import opened, params
@@ -80,6 +82,34 @@ def test_none_pads_and_the_others_share_slots(tmp_path: Path) -> None:
     assert sorted(apart.slots.tolist()) in ([0, 1, 3], [0, 3, 4])
     assert pooled.slots.tolist() in ([0, 0, 1], [0, 1, 1])
     assert torch.equal(apart.ids, pooled.ids)
+
+
+@pytest.mark.parametrize(
+    ("rows", "trainers", "layer", "refused"),
+    [
+        (9, 1, nn.BatchNorm1d(4), True),
+        (10, 1, nn.BatchNorm1d(4), False),
+        (11, 2, nn.BatchNorm1d(4), True),
+        (12, 2, nn.BatchNorm1d(4), False),
+        (9, 2, nn.SyncBatchNorm(4), False),
+        (9, 2, nn.LayerNorm(4), False),
+    ],
+)
+def test_batch_norm_needs_two_rows_of_each_batch(
+    tmp_path: Path, rows: int, trainers: int, layer: nn.Module, refused: bool
+) -> None:
+    batches = opened(tmp_path, params(many(tmp_path / "a.csv", rows))).batches
+    shares = [len(share.rows) for rank in range(trainers) for share in batches.train(0, 0, rank, trainers)]
+    assert (1 in shares) == (rows in (9, 11))
+    dense = nn.Sequential(nn.Linear(2, 4), layer)
+    with pytest.raises(InputError, match="change batch_size") if refused else nullcontext():
+        require_normalizable_shares(dense, batches, trainers)
+
+
+def test_random_batches_count_as_their_smallest(tmp_path: Path) -> None:
+    data = {"synthetic": {"rows": 16, "columns": 2, "ids": 5, "min_batch": 3}}
+    dataset = open_dataset(Params.model_validate({"data": data, "batch_size": 8}), tmp_path)
+    assert dataset.batches.least_rows == 3
 
 
 def test_one_class_is_an_error(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.kit.tables.tables import csv
 from rolecall.kit.tables.encoding import stable_hash
 from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.build import make_dense
-from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.model import pool
+from rolecall.workloads.embedding_ddp.export import write_export, write_weights
+from rolecall.workloads.embedding_ddp.model import load, pool
 
 from .tables import opened, params
 
@@ -29,11 +29,20 @@ print(json.dumps([model.predict(rows).tolist(), model.classes, "rolecall" in sys
 
 
 _THEIRS = """
+import torch
 from torch import nn
 def wide(inputs, classes=1, width=4):
     return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes))
 def narrow(inputs):
     return nn.Linear(inputs, 2)
+class Buffered(nn.Module):
+    def __init__(self, inputs):
+        super().__init__()
+        for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
+            self.register_buffer(f"a_{dtype}".replace(".", "_"), torch.ones(3, dtype=dtype))
+        self.layers = nn.Sequential(nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    def forward(self, x):
+        return self.layers(x)
 """
 
 
@@ -110,6 +119,32 @@ def test_a_fresh_process_gives_the_scores_of_training(
     assert classes == [str(one) for one in label.get("classes", [])]
     assert f"[rows{', classes' if classes else ''}]: " in (tmp_path / "user" / "README.md").read_text()
     torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_buffers_keep_their_dtypes(tmp_path: Path, plugins: Path, precision: str) -> None:
+    """The integer of BatchNorm, among others, and a first tensor that isn't a weight."""
+    path = csv(tmp_path / "a.csv", "1,a,1", "0,b,2")
+    model = {"builder": "their_layers:Buffered"}
+    given = params(path, model=model, hidden=[128, 64], precision=precision)
+    dataset, dtype = opened(tmp_path, given), getattr(torch, precision)
+    dense = make_dense(given, dataset.dense_inputs, dataset.classes).to(dtype)
+    table = torch.randn(dataset.table.columns.num_ids, 3, dtype=dtype)
+    with zipfile.ZipFile(write_export(tmp_path, dataset, given, table.split(2), dense)) as unzipped:
+        unzipped.extractall(tmp_path / "user")
+    found = load(tmp_path / "user")
+    assert torch.equal(found.table, table)
+    assert {value.dtype for value in found.dense.buffers()} > {torch.int64, torch.bool, dtype}
+    for name, value in dense.state_dict().items():
+        assert torch.equal(found.dense.state_dict()[name], value), name
+
+
+def test_a_table_of_another_dtype_or_size_is_not_written(tmp_path: Path) -> None:
+    table, path = torch.zeros(3, 2), tmp_path / "weights"
+    with pytest.raises(ValueError, match=r"has dtype torch\.float32, a block of it torch\.float64"):
+        write_weights(path, table, [table.double()], {})
+    with pytest.raises(ValueError, match="has 3 rows, its blocks 2"):
+        write_weights(path, table, [table[:2]], {})
 
 
 def test_layers_with_outputs_that_do_not_fit_the_label(tmp_path: Path, plugins: Path) -> None:

@@ -73,6 +73,13 @@ def test_perplexity_is_that_of_the_whole_text_in_one_chunk(corpus: Corpus, train
     assert trained.perplexity(TEXT * 3) == pytest.approx(math.exp(float(loss.detach())), rel=1e-5)
 
 
+def test_the_perplexity_of_a_diverged_model_is_infinite(trained: LanguageModel) -> None:
+    with torch.no_grad():
+        trained.decoder.weight.zero_()
+        trained.decoder.bias.copy_(torch.linspace(0, 1e6, len(trained.decoder.bias)))
+    assert trained.perplexity("The cat sat.") == math.inf
+
+
 def test_samples_are_seeded_and_know_no_unknown_token(
     params: Params, corpus: Corpus, trained: LanguageModel, tmp_path: Path
 ) -> None:

@@ -1,13 +1,17 @@
 """The decoder, and how it is cut."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from rolecall.workloads.transformer_pipeline.build import balanced_layers, build_decoder, head_cost
-from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, RotaryEmbedding, Shape
+from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, LanguageModel, RotaryEmbedding, Shape
 
 SHAPE = Shape(vocabulary=31, context=12, layers=3, dim=16, heads=2, hidden=24, positions="rope")
 CPU = torch.device("cpu")
@@ -54,6 +58,15 @@ def test_stages_one_after_the_other_are_the_whole_decoder() -> None:
     for layer in range(3):
         x = decoder(SHAPE, Cut(layer, layer + 1, embeds=layer == 0, predicts=layer == 2))(x)
     assert torch.equal(x, expected)
+
+
+def test_the_perplexity_of_a_diverged_model_is_infinite() -> None:
+    tokenizer = Tokenizer(WordLevel({chr(97 + i): i for i in range(31)}, unk_token="a"))
+    tokenizer.pre_tokenizer = Whitespace()
+    diverged = decoder()
+    for parameter in diverged.parameters():
+        parameter.data *= 1000
+    assert LanguageModel(diverged, tokenizer, SHAPE.context).perplexity("d e f g h") == math.inf
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
+# pyright: standard
 """The reports of steps and epochs."""
 
+import math
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +22,15 @@ def test_at_most_16_micro_batches_have_metrics_of_their_own() -> None:
     each = {f"micro_batch_{number}_loss": float(number) for number in range(16)}
     assert {name: float(value) for name, value in few.items()} == each | extremes
     assert {name: float(value) for name, value in many.items()} == extremes | {"micro_batch_loss_max": 16.0}
+
+
+def test_the_perplexity_is_as_exact_as_the_loss() -> None:
+    corpus = SimpleNamespace(tokens=lambda _: np.arange(9), targets=lambda _: None)
+    training: Any = SimpleNamespace(
+        _corpus=corpus, params=SimpleNamespace(context=4), _mean_loss=lambda sequences: 100.0 * len(sequences)
+    )
+    scores = Training.evaluate(training, "test")
+    assert scores == {"test_loss": 200.0, "test_perplexity": math.exp(200)}
 
 
 class _Meter:

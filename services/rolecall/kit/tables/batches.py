@@ -54,6 +54,12 @@ class TableBatches:
         """Global batches in one pass over the training rows."""
         return self._order.steps_per_epoch
 
+    @property
+    def least_rows(self) -> int:
+        """Rows that every global batch has at least, over all trainers; the last one of an epoch can be short."""
+        last = self._order.batch_rows(self.steps_per_epoch - 1)
+        return min(last, self.min_batch or last)
+
     def train(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
         """The shares of trainer `rank` of `world` in the epoch's global batches, starting at `start_step`."""
         if self.streamed is not None:

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from rolecall.kit import InputError
+from rolecall.kit import InputError, counted
 from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.optimizers import sparse_optimizer
 from rolecall.kit.parameter_server import ShardedModule, fill_standard_normal, sharded_embedding
@@ -123,6 +124,18 @@ def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
         raise InputError(f"{params.model.builder} doesn't fit rows of {inputs} inputs: {reason}") from error
     own.train()
     return own
+
+
+def require_normalizable_shares(dense: nn.Module, batches: TableBatches, trainers: int) -> None:
+    """Raises `InputError` if the layers contain BatchNorm and a trainer gets a single row of a batch."""
+    # SyncBatchNorm normalizes the rows of all trainers together.
+    normalizes = any(isinstance(one, _BatchNorm) and not isinstance(one, nn.SyncBatchNorm) for one in dense.modules())
+    if normalizes and batches.least_rows < 2 * trainers:
+        raise InputError(
+            f"the model contains BatchNorm, which needs 2 rows per trainer in each step, but the smallest batch can "
+            f"have {counted(batches.least_rows, 'row')} for {counted(trainers, 'trainer')}; change batch_size, or "
+            "min_batch of synthetic data, so that this batch is larger, use fewer trainers, or use LayerNorm"
+        )
 
 
 def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:

@@ -10,13 +10,24 @@ import torch
 from torch import nn
 
 from rolecall.kit.export import write_archive
+from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables import encoding
 from rolecall.kit.tables.params import Target
 from rolecall.workloads.embedding_ddp import model
 from rolecall.workloads.embedding_ddp.build import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
-_DTYPES = {torch.float32: "F32", torch.float64: "F64"}
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    # Of buffers, such as BatchNorm's `num_batches_tracked`.
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _README = """# An exported embedding-ddp model
 
 It needs Python 3.10 or later with `torch`, `numpy` and `safetensors`. In this folder:
@@ -43,8 +54,11 @@ def write_export(
     `blocks` has the table's rows in order, [b, dim] each, so that the whole table is never in memory.
     """
     weights = {f"dense.{name}": value for name, value in dense.state_dict().items()}
+    table = torch.empty(
+        dataset.table.columns.num_ids, params.embedding_dim, dtype=weight_dtype(params.precision), device="meta"
+    )
     tensors = folder / "model.safetensors"
-    write_weights(tensors, (dataset.table.columns.num_ids, params.embedding_dim), blocks, weights)
+    write_weights(tensors, table, blocks, weights)
     description = json.dumps(_description(dataset, params), indent=1, ensure_ascii=False)
     files: dict[str, str | Path] = {
         "README.md": _readme(dataset, params),
@@ -83,36 +97,34 @@ def _readme(dataset: Dataset, params: Params) -> str:
 
 
 def write_weights(
-    path: Path, table: tuple[int, int], blocks: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]
+    path: Path, table: torch.Tensor, blocks: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]
 ) -> None:
-    """Write a safetensors file of `weights` and, streamed in blocks, a tensor `table`, all of one dtype.
+    """Write a safetensors file of `weights` and, streamed in blocks, a tensor `table` of this one's shape and dtype.
 
     Raises `ValueError` if the blocks have another dtype, or other rows in total. Format:
     https://huggingface.co/docs/safetensors (header length, JSON header, tensor bytes).
     """
-    dtype = next(iter(weights.values())).dtype
-    shapes = {**{name: tuple(value.shape) for name, value in weights.items()}, "table": table}
-    header = _header(shapes, dtype)
+    header = _header({**weights, "table": table})
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for value in weights.values():
             _write_tensor(file, value)
         written = 0
         for block in blocks:
-            if block.dtype != dtype:
-                raise ValueError(f"the table has dtype {block.dtype}, the other weights {dtype}")
+            if block.dtype != table.dtype:
+                raise ValueError(f"the table has dtype {table.dtype}, a block of it {block.dtype}")
             _write_tensor(file, block)
             written += len(block)
-    if written != table[0]:
-        raise ValueError(f"the table has {table[0]} rows, its blocks {written}")
+    if written != len(table):
+        raise ValueError(f"the table has {len(table)} rows, its blocks {written}")
 
 
-def _header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+def _header(tensors: dict[str, torch.Tensor]) -> bytes:
     entries: dict[str, object] = {}
     end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
-        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+    for name, value in tensors.items():
+        start, end = end, end + value.nbytes
+        entries[name] = {"dtype": _DTYPES[value.dtype], "shape": value.shape, "data_offsets": [start, end]}
     header = json.dumps(entries).encode()
     return header + b" " * (-len(header) % 8)
 

@@ -14,7 +14,7 @@ from rolecall.kit.metrics import binary_metrics, class_metrics, regression_metri
 from rolecall.kit.parameter_server import ShardedTrainingLoop, Update, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
+from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense, require_normalizable_shares
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.params import Loss, Params
 from rolecall.workloads.embedding_ddp.remote import HybridModel, PooledEmbedding, Table, make_embedding, make_protocol
@@ -36,6 +36,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         params = context.params
         inputs, classes = dataset.dense_inputs, dataset.classes
         dense = make_local(context, lambda: make_dense(params, inputs, classes), weight_dtype(params.precision))
+        require_normalizable_shares(dense, dataset.batches, context.count(context.role))
         embedding = make_embedding(params, table, context.device)
         self._pooled = embedding if isinstance(embedding, PooledEmbedding) else None
         self._model = HybridModel(embedding, dense, context.device, width=dataset.width)

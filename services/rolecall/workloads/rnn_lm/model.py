@@ -10,7 +10,6 @@ Requires torch, safetensors and tokenizers, and for a custom recurrent part the 
 
 import importlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,8 @@ class LanguageModel(nn.Module):
         for given, wanted in zip(ids[:-1].split(1000), ids[1:].split(1000), strict=True):
             logits, state = self(given, state)
             loss += float(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
-        return math.exp(loss / (len(ids) - 1))
+        # Infinite above 709 nats, where `math.exp` fails.
+        return float(torch.tensor(loss / (len(ids) - 1), dtype=torch.float64).exp())
 
     def _token_probabilities(self, logits: Tensor, temperature: float) -> Tensor:
         unknown = self.tokenizer.token_to_id("<unk>")

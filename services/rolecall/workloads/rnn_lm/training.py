@@ -1,6 +1,5 @@
 """The training loop of one trainer; all trainers run it in lockstep."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rolecall.kit.parameter_server import ShardedTrainingLoop, Shards, make_loca
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
+from rolecall.kit.text.scores import perplexity
 from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.rnn_lm.build import initial_state, make_model, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
@@ -63,7 +63,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         if split not in self._streams:
             return None
         loss = self._mean_loss(self._streams[split])
-        return {f"{split}_loss": loss, f"{split}_perplexity": math.exp(loss)}
+        return {f"{split}_loss": loss, f"{split}_perplexity": perplexity(loss)}
 
     @torch.no_grad()
     def _mean_loss(self, streams: TokenStreams) -> float:

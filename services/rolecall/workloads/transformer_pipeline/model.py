@@ -13,7 +13,6 @@ untied input and output embeddings.
 
 import importlib
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,7 +205,8 @@ class LanguageModel(nn.Module):
             given = self._batch(ids[start : min(start + context, len(ids) - 1)])
             wanted = self._batch(ids[start + 1 : start + 1 + given.shape[1]])
             loss += float(F.cross_entropy(self(given)[0], wanted[0], reduction="sum"))
-        return math.exp(loss / (len(ids) - 1))
+        # Infinite above 709 nats, where `math.exp` fails.
+        return float(torch.tensor(loss / (len(ids) - 1), dtype=torch.float64).exp())
 
     def _batch(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], device=next(self.parameters()).device)

@@ -24,6 +24,7 @@ from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
+from rolecall.kit.text.scores import perplexity
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.workloads.transformer_pipeline.build import make_optimizer
 from rolecall.workloads.transformer_pipeline.export import export
@@ -107,7 +108,7 @@ class Training(TrainingLoop[Batch, Params]):
         if len(sequences) == 0:
             return None
         mean = self._mean_loss(sequences)
-        return {f"{split}_loss": mean, f"{split}_perplexity": torch.tensor(mean).exp().item()}
+        return {f"{split}_loss": mean, f"{split}_perplexity": perplexity(mean)}
 
     def save_parts(self, step: int) -> Sequence[CheckpointPart]:
         """Weights from the first replica, since all are equal; the random state from every worker."""
