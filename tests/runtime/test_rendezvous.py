@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -316,3 +317,11 @@ def test_a_job_sets_the_threads_and_the_timeout_of_rpc(monkeypatch: pytest.Monke
     for chosen in (Plan().workload, workload):
         rendezvous._join_rpc(Plan().launch(0), chosen, dist.HashStore())
     assert [(one.num_worker_threads, one.rpc_timeout) for one in given] == [(16, 600.0), (40, 7.0)]
+
+
+def test_a_collective_waits_for_work_that_takes_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that reads its input from a cache waits for one that encodes it."""
+    given: list[timedelta] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, timeout, **__: given.append(timeout))
+    rendezvous._join_process_group(Plan().launch(0), Plan().workload, dist.HashStore())
+    assert given == [timedelta(days=1)]

@@ -34,9 +34,11 @@ from rolecall.spec.workload import Workload
 _JOIN_TIMEOUT_S = 120.0
 _PROBE_S = 10.0
 _EXCHANGE_TIMEOUT_S = 30.0
-# Long, because it is only for slow calls (an evaluation, an upload) and deadlocks: a dead peer closes its connections,
-# and nodes detect stopped ones.
+# Long, because they are only for deadlocks: a dead peer closes its connections, and nodes detect stopped ones. In a
+# collective, a worker can wait for another one that encodes its input, stores a checkpoint or writes an export, which
+# takes hours for large ones.
 _CALL_TIMEOUT_S = 600.0
+_COLLECTIVE_TIMEOUT_S = 24 * 3600.0
 _MIN_RPC_THREADS = 16
 # TensorPipe's transport `shm` polls continuously in every process. With fewer idle cores than workers, this slows the
 # workers down: a job of four workers on two cores did 30 steps per second, and 82 over sockets. Instead, large tensors
@@ -228,7 +230,7 @@ def _join_process_group(launch: WorkerLaunch, workload: Workload[Any], store: di
         store=dist.PrefixStore("process-group", store),
         rank=members.index(launch.worker),
         world_size=len(members),
-        timeout=timedelta(seconds=_CALL_TIMEOUT_S),
+        timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
     )
 
 

@@ -1,12 +1,17 @@
 # pyright: standard
 """Vectors that trainers get from shards, and gradients that they send: where they are, and their precision."""
 
+import time
+
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed import rpc
 from torch.optim import SGD
 
 from rolecall.kit.optimizers import OptimizerChoice
 from rolecall.kit.parameter_server import ShardedEmbedding, Uniform, make_shards, sharded_embedding
+from rolecall.kit.parameter_server.shard import Shard
 
 
 @pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")  # of the Gloo groups that torch creates
@@ -39,3 +44,32 @@ def test_vectors_and_gradients_are_rounded_for_the_network_alone() -> None:
     assert not torch.equal(vectors, before[[2]])
     torch.testing.assert_close(weight[2:3], before[2:3] - gradient.bfloat16().float(), rtol=0, atol=0)
     torch.testing.assert_close(weight[:2], before[:2], rtol=0, atol=0)
+
+
+class Slow:
+    """The initial values, the parts of a checkpoint and the rows of a large table."""
+
+    def __call__(self, _block: int, values: Tensor) -> None:
+        time.sleep(0.4)
+        values.zero_()
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+@pytest.mark.usefixtures("gang", "context")
+def test_calls_that_take_as_long_as_a_table_is_large_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(_shard: Shard, _step: int) -> str:
+        time.sleep(0.4)
+        return "saved"
+
+    optimizer = OptimizerChoice(SGD, {"lr": 1.0})
+    table = sharded_embedding("table", 4, dim=3, initializer=Slow(), optimizer=optimizer, servers=[0])
+    rpc._set_rpc_timeout(0.2)
+    try:
+        shards = make_shards([table], trainers=1)
+        shards.wait()
+        monkeypatch.setattr(Shard, "save", save)
+        assert torch.futures.wait_all(shards.save(1)) == ["saved"]
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            shards.of("table")[0].call(Shard.save, 1).wait()
+    finally:
+        rpc._set_rpc_timeout(rpc.constants.DEFAULT_RPC_TIMEOUT_SEC)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
 from rolecall.kit.parameter_server.initialization import ShardSpec
@@ -90,9 +91,10 @@ class ShardReference:
         """Call a method of the shard's module; differentiable in a distributed autograd context."""
         return self.call(Shard.compute, method, torch.is_grad_enabled(), inputs)
 
-    def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        own_name = rpc.get_worker_info().name
-        return call(self.shard.owner(), _call_remote, own_name, self.shard, method.__name__, arguments)
+    def call(self, method: Callable[..., Any], *arguments: Any, timeout: float = UNSET_RPC_TIMEOUT) -> Future[Any]:
+        """Call a method of `Shard`. A timeout of 0 is none, for work that takes as long as the table is large."""
+        own_name, to = rpc.get_worker_info().name, self.shard.owner()
+        return call(to, _call_remote, own_name, self.shard, method.__name__, arguments, timeout=timeout)
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a method of `Shard` that waits for trainers, without blocking a thread on the server."""
@@ -178,10 +180,10 @@ class Shards:
 
     def modules(self, name: str) -> list[rpc.RRef[Any]]:
         """References to the shards' modules of one module, in order."""
-        return torch.futures.wait_all([shard.call(Shard.module) for shard in self.of(name)])
+        return torch.futures.wait_all([shard.call(Shard.module, timeout=0) for shard in self.of(name)])
 
     def save(self, step: int) -> list[Future[CheckpointPart]]:
-        return [shard.call(Shard.save, step) for shard in self._shards]
+        return [shard.call(Shard.save, step, timeout=0) for shard in self._shards]
 
     def load(self, manifest: CheckpointManifest) -> None:
         self._call_all(Shard.load, manifest)
@@ -190,7 +192,7 @@ class Shards:
         """All rows of one parameter of a module in order, on the CPU, in blocks [b, ...] that fit in memory."""
         shards = self.of(module)
         for start in range(0, max(shard.spec.size for shard in shards), _READ_ROWS):
-            futures = [shard.call(Shard.block, parameter, start, start + _READ_ROWS) for shard in shards]
+            futures = [shard.call(Shard.block, parameter, start, start + _READ_ROWS, timeout=0) for shard in shards]
             parts = torch.futures.wait_all(futures)
             whole = parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
             for index, part in enumerate(parts):
@@ -198,7 +200,7 @@ class Shards:
             yield whole
 
     def _call_all(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return torch.futures.wait_all([shard.call(method, *arguments) for shard in self._shards])
+        return torch.futures.wait_all([shard.call(method, *arguments, timeout=0) for shard in self._shards])
 
 
 def make_shards(modules: Sequence[ShardedModule], trainers: int, *, synchronous: bool = True) -> Shards:
@@ -209,7 +211,7 @@ def make_shards(modules: Sequence[ShardedModule], trainers: int, *, synchronous:
             spec = ShardSpec(index, len(module.servers), module.rows)
             arguments = (module, spec, trainers)
             name = worker_name(Role.PARAMETER_SERVER, server)
-            shard = rpc.remote(name, Shard, args=arguments, kwargs={"synchronous": synchronous})
+            shard = rpc.remote(name, Shard, args=arguments, kwargs={"synchronous": synchronous}, timeout=0)
             references.append(
                 ShardReference(shard, module.name, spec, transfer_dtype=module.transfer_dtype, synchronous=synchronous)
             )
