@@ -1,4 +1,4 @@
-# pyright: standard
+# pyright: standard, reportPrivateImportUsage=false
 """Vectors that trainers get from shards, and gradients that they send: where they are, and their precision."""
 
 import time
@@ -72,4 +72,4 @@ def test_calls_that_take_as_long_as_a_table_is_large_have_no_limit(monkeypatch: 
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
             shards.of("table")[0].call(Shard.save, 1).wait()
     finally:
-        rpc._set_rpc_timeout(rpc.constants.DEFAULT_RPC_TIMEOUT_SEC)
+        rpc._set_rpc_timeout(60.0)
