@@ -1,5 +1,6 @@
 """The node's calls to a scripted master on a real socket."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -60,4 +61,23 @@ async def test_an_answer_that_can_not_be_decoded_is_no_answer(master: ScriptedMa
 async def test_a_port_where_nothing_listens_is_no_partition() -> None:
     with pytest.raises(MasterUnreachable) as error:
         await register(ScriptedMaster(), TOKEN)
+    assert not error.value.partitioned
+
+
+async def test_a_name_that_no_thread_can_resolve_is_no_error_of_its_own(
+    master: ScriptedMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job can use up the threads of the machine. Other jobs' logs and the heartbeats must wait, not fail."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    client = MasterClient(f"http://localhost:{master.port}", lambda: TOKEN)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        with pytest.raises(MasterUnreachable, match="can't start new thread") as error:
+            await client.register(SPEC)
+    finally:
+        monkeypatch.undo()
+        await client.close()
     assert not error.value.partitioned

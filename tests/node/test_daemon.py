@@ -15,6 +15,7 @@ from tests.node.harness import (
     METRICS_TOKEN,
     TOKEN,
     ScriptedMaster,
+    await_true,
     descendants,
     end,
     gone,
@@ -394,6 +395,35 @@ def test_a_second_signal_forces_the_exit(tmp_path: Path) -> None:
         node.send_signal(signal.SIGINT)
         assert node.wait(3) == 0
         assert gone(family, 0.5)
+
+
+FAILING_CACHE = """
+import errno
+from pathlib import Path
+from rolecall.node import daemon
+evict = daemon.evict_all
+daemon._EVICT_EVERY_S = 0.05
+def evict_all(caches, max_bytes):
+    if not Path({mended!r}).exists():
+        Path({failed!r}).touch()
+        raise OSError(errno.ESTALE, "Stale file handle", str(caches))
+    Path({evicted!r}).touch()
+    return evict(caches, max_bytes)
+daemon.evict_all = evict_all
+"""
+
+
+def test_a_cache_that_fails_ends_no_worker(tmp_path: Path) -> None:
+    master, paths = ScriptedMaster(), {name: tmp_path / name for name in ("failed", "mended", "evicted")}
+    prelude = FAILING_CACHE.format(**{name: str(path) for name, path in paths.items()})
+    with master.serving(), running_node(master, tmp_path / "data", prelude=prelude) as node:
+        await_true(paths["failed"].exists, 60)
+        key = master.want(launch("spared", "stay"))
+        master.joined(key)
+        paths["mended"].touch()
+        await_true(paths["evicted"].exists)
+        assert node.poll() is None
+        assert not master.reports[key].state.ended
 
 
 HANGING_FOLDER = """

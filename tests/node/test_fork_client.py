@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -49,6 +50,79 @@ async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path, monk
     assert gone({server}, 5.0)
     running.cancel()
     await asyncio.wait({running})
+
+
+_STARTING_SERVER = """
+import pathlib, socket, sys, time
+with socket.socket(fileno=int(sys.argv[1])) as channel:
+    while not pathlib.Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    channel.sendall(b'{"kind": "ready"}\\n')
+    channel.recv(1)
+"""
+
+
+async def test_a_fork_server_that_still_starts_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next start would take as long."""
+    monkeypatch.setattr(fork_client, "COMMAND", (sys.executable, "-c", _STARTING_SERVER))
+    client = ForkClient([str(tmp_path / "imported")])
+    client.timeout_s = client.ready_timeout_s = 0.2
+    running = asyncio.create_task(client.run())
+    try:
+        with pytest.raises(ForkServerDied, match=r"not ready yet after 0\.2 s"):
+            await asyncio.wait_for(client.fork(REQUEST), 20)
+        (tmp_path / "imported").touch()
+        await asyncio.wait_for(client.wait_ready(), 20)
+        assert client.restarts == 0
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_worker_has_the_whole_time_for_its_fork_when_the_server_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "COMMAND", (sys.executable, "-c", _STARTING_SERVER))
+    client = ForkClient([str(tmp_path / "imported")])
+    client.timeout_s = 0.2
+    running = asyncio.create_task(client.run())
+    forking = asyncio.create_task(client.fork(REQUEST))
+    try:
+        await asyncio.sleep(0.5)
+        assert not forking.done()
+        client.timeout_s = 20.0
+        (tmp_path / "imported").touch()
+        with pytest.raises(ForkServerDied, match="the fork server ended"):  # At the request.
+            await asyncio.wait_for(forking, 20)
+    finally:
+        running.cancel()
+        await asyncio.wait({running, forking})
+
+
+async def test_a_fork_server_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job can use up the processes of the machine."""
+    (tmp_path / "imported").touch()
+    monkeypatch.setattr(fork_client, "COMMAND", (sys.executable, "-c", _STARTING_SERVER))
+    start: Any = subprocess.Popen
+    failures = [BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))]
+
+    def fail_once(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", fail_once)
+    client = ForkClient([str(tmp_path / "imported")])
+    running = asyncio.create_task(client.run())
+    try:
+        await asyncio.wait_for(client.wait_ready(), 20)
+        assert client.restarts == 1
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    assert "Resource temporarily unavailable" in caplog.text
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ESRCH])

@@ -26,6 +26,7 @@ from rolecall.node.self_check import LastFindings, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Level
+from rolecall.spec.node import NodeSpec
 from rolecall.spec.role import Role
 
 FENCE_S = 60.0
@@ -156,6 +157,47 @@ async def test_a_check_of_the_machine_that_fails_leaves_the_findings(
             await node.last.check_machine()
             assert node.last.findings == findings != ()
     assert "the check of the machine failed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), TimeoutError(errno.ETIMEDOUT, "NFS")])
+async def test_a_node_gets_no_workers_before_a_check_of_it_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    run, failures = SelfCheck.run, [error]
+
+    async def fail_once(check: SelfCheck, spec: NodeSpec) -> Any:
+        if failures:
+            raise failures.pop()
+        return await run(check, spec)
+
+    monkeypatch.setattr(SelfCheck, "run", fail_once)
+    monkeypatch.setattr(master_link, "_RETRY_S", 0.01)
+    master = ScriptedMaster()
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await received(master, lambda: master.beats)
+            assert master.beats[0].findings
+    assert "the node's master link failed; trying again" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), TimeoutError(errno.ETIMEDOUT, "NFS")])
+async def test_a_node_that_registers_again_and_fails_to_check_itself_reports_what_it_found_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The master must learn of the workers that run."""
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    master = ScriptedMaster()
+    master.heartbeat_s = 0.05
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await received(master, lambda: master.beats)
+            monkeypatch.setattr(SelfCheck, "run", fail)
+            beats, master.has_forgotten = len(master.beats), True
+            await received(master, lambda: len(master.specs) == 2 and len(master.beats) > beats)
+    assert master.beats[-1].findings == master.beats[0].findings != ()
 
 
 async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ class MasterClient:
         headers = {"Authorization": f"Bearer {self._token}"} | options.pop("headers", {})
         try:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
-        except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.
+        # A proxy's answer may be none that can be decoded. If a job has used up the machine's threads, none is left to
+        # resolve the master's name, which is a RuntimeError.
+        except (httpx.RequestError, RuntimeError) as error:
             why = explain(error, self.url, self.trust) or _explain_failure(error)
             raise MasterUnreachable(f"{self.url}: {why}", partitioned=_is_partition(error)) from error
         self.certificate_end = certificate_end(answer) or self.certificate_end
@@ -192,7 +194,7 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
         ) from error
 
 
-def _is_partition(error: httpx.RequestError) -> bool:
+def _is_partition(error: Exception) -> bool:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, httpx.ConnectTimeout) or (isinstance(cause, OSError) and cause.errno in _PARTITION):
@@ -201,7 +203,7 @@ def _is_partition(error: httpx.RequestError) -> bool:
     return False
 
 
-def _explain_failure(error: httpx.RequestError) -> str:
+def _explain_failure(error: Exception) -> str:
     if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
         why = str(error) or "no answer"
         questions = "is the master up, is ROLECALL_PORT its port, and does a firewall allow this node?"

@@ -14,6 +14,7 @@ from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
+from rolecall.node.loops import keep_calling
 from rolecall.node.master_link import MasterLink
 from rolecall.node.self_check import LastFindings, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
@@ -22,6 +23,7 @@ from rolecall.settings.worker import read_worker
 from rolecall.spec.node import NodeSpec
 
 _EVICT_EVERY_S = 60.0
+_RETRY_S = 2.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -82,7 +84,13 @@ class Daemon:
         """Serve until `stop`. Raises `SettingsError` when the master refuses this node from the start."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.pool.forks.run())
-            running = (self._keep_contact(), self.pool.reconcile(), self.link.keep_checking(), self._keep_cache())
+            name = self.link.spec.name
+            running = (
+                self._keep_contact(),
+                keep_calling(self.pool.reconcile, _RETRY_S, "reconciliation", node=name),
+                self.link.keep_checking(),
+                keep_calling(self._tend_caches, _EVICT_EVERY_S, "eviction", node=name),
+            )
             loops = [tasks.create_task(loop) for loop in running]
             await self.should_exit.wait()
             await self._drain()
@@ -99,12 +107,10 @@ class Daemon:
         self._health.wait_for("the first answer of its master")
         await self.link.run()
 
-    async def _keep_cache(self) -> None:
-        """Keep the caches of prepared inputs below their maximum size."""
+    async def _tend_caches(self) -> None:
+        """Reduce the caches of prepared inputs to their maximum size, and delete the one of earlier releases."""
+        await run_in_daemon_thread(evict_all, self._settings.caches, read_worker().cache_bytes)
         await run_in_daemon_thread(delete_shared_cache, self._settings.data / "cache")
-        while True:
-            await run_in_daemon_thread(evict_all, self._settings.caches, read_worker().cache_bytes)
-            await asyncio.sleep(_EVICT_EVERY_S)
 
     async def _drain(self) -> None:
         """Give the workers the grace time to leave, then kill the others. The master gets a report of each end."""

@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 # `-P`: the node's working folder has no part in where its workers find code.
 COMMAND = (sys.executable, "-P", "-m", "rolecall.worker.fork_server")
 _FORK_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 120.0
+"""The time for the import of torch by a server that starts again. A gang waits as long for its ranks."""
 _EXIT_GRACE_S = 1.0
 """More than the time in which the fork server ends what its workers leave."""
 _LEFTOVERS_S = 0.5
@@ -43,7 +45,7 @@ class ForkRefused(RolecallError):
 
 
 class ForkServerDied(RolecallError):
-    """The fork server died, and its workers with it."""
+    """The fork server died, and its workers with it; or it has died before and is not ready again in time."""
 
 
 class EndNotReported(RolecallError):
@@ -68,6 +70,7 @@ class ForkClient:
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
         self.timeout_s = _FORK_TIMEOUT_S
+        self.ready_timeout_s = _READY_TIMEOUT_S
         self.restarts = 0
         self.pid: int | None = None
 
@@ -76,9 +79,13 @@ class ForkClient:
         adopt_orphans()  # A fork server that is killed leaves its workers' processes to this one.
         delays = delays_s()
         while True:
-            status = await self._serve_once()
+            error = None
+            try:
+                reason = f"the fork server ended with {describe_exit(await self._serve_once())}"
+            except Exception as caught:  # noqa: BLE001 - a loop's tick: a job can have used up the machine's processes
+                reason, error = f"the fork server can't be run: {type(caught).__name__}: {caught}", caught
             delays = delays_s() if self._ready.is_set() else delays
-            self._on_exit(f"the fork server ended with {describe_exit(status)}")
+            self._on_exit(reason, error)
             self.restarts += 1
             await asyncio.sleep(next(delays))
 
@@ -88,8 +95,16 @@ class ForkClient:
     async def fork(self, request: ForkRequest) -> ForkedWorker:
         """Fork a worker when the server is ready; raises `ForkRefused` or `ForkServerDied`."""
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self.ready_timeout_s):
                 await self._ready.wait()
+        except TimeoutError:
+            # It may still import torch, for which its successor would need as long.
+            raise ForkServerDied(
+                f"the node's fork server is not ready yet after {self.ready_timeout_s:g} s: it still imports torch, or "
+                "ends repeatedly; see the node's log, and run the job again when the server is ready"
+            ) from None
+        try:
+            async with asyncio.timeout(self.timeout_s):
                 assert self._writer is not None
                 answer = self._pending[request.key] = asyncio.get_running_loop().create_future()
                 self._writer.write(request.model_dump_json().encode() + b"\n")
@@ -105,7 +120,11 @@ class ForkClient:
         earlier = children()
         ours, theirs = socket.socketpair()
         with theirs:
-            process = _spawn(theirs.fileno(), self._arguments)
+            try:
+                process = _spawn(theirs.fileno(), self._arguments)
+            except OSError:
+                ours.close()
+                raise
         self.pid = process.pid
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         try:
@@ -151,10 +170,10 @@ class ForkClient:
             case Exited(key=key, status=status):
                 _settle(self._workers.pop(key).ended, status)
 
-    def _on_exit(self, reason: str) -> None:
+    def _on_exit(self, reason: str, cause: Exception | None) -> None:
         """Fail everything that waits for this server."""
         self._ready.clear()
-        _LOG.error("%s; restarting it", reason, extra=about("fork_server_ended"))
+        _LOG.error("%s; restarting it", reason, exc_info=cause, extra=about("fork_server_ended"))
         error = ForkServerDied(reason)
         for waiting in self._pending.values():
             _settle(waiting, error)

@@ -11,6 +11,7 @@ from rolecall.network.routes import Route, find_route
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
 from rolecall.node.contact import Contact
 from rolecall.node.health import NodeHealth
+from rolecall.node.loops import keep_calling
 from rolecall.node.self_check import CHECK_EVERY_S, LastFindings
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.retry import delays_s
@@ -22,6 +23,7 @@ from rolecall.spec.wire import Heartbeat, Registered
 _LOG = logging.getLogger(__name__)
 _NAME_TAKEN_S = 5.0
 """The time for retries while the name is taken: the master soon notices the end of an earlier node of this name."""
+_RETRY_S = 2.0
 _CHECK_S = 3.0
 """The maximum silence of a node that registers again, for its self-check; the master's timeout is longer."""
 
@@ -71,6 +73,9 @@ class MasterLink:
 
         Raises `SettingsError` if the master refuses this node from the start.
         """
+        await keep_calling(self._keep_exchanging, _RETRY_S, "master_link", node=self.spec.name)
+
+    async def _keep_exchanging(self) -> None:
         delays, reasons = delays_s(), OncePerReason()
         while True:
             try:
@@ -91,13 +96,12 @@ class MasterLink:
 
     async def keep_checking(self) -> None:
         """Check this node every `CHECK_EVERY_S` seconds while it is registered, until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_EVERY_S)
+
+        async def check() -> None:
             if self._heartbeat_s is not None:
-                try:
-                    await self._check()
-                except Exception:  # noqa: BLE001 - a loop's tick: the next check is as good
-                    _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
+                await self._check()
+
+        await keep_calling(check, CHECK_EVERY_S, "self_check", node=self.spec.name)
 
     async def leave(self) -> None:
         """Deregister the node, if it is registered."""
@@ -124,8 +128,12 @@ class MasterLink:
                 # Without a route, the heartbeat fails as well and reports the reason.
                 with contextlib.suppress(OSError):
                     self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
-            if self._heartbeat_s is None:
+            if is_new := self._heartbeat_s is None:
                 await self._register()
+            if not self._last.findings:
+                # Without a time limit, and again after an error: before its first check, a node should get no workers.
+                await self._check()
+            elif is_new:
                 await self._check_in_time()
             await self._beat(self._heartbeat_s or 0.0)
         except ReportRefused as error:
@@ -174,19 +182,22 @@ class MasterLink:
         raise AssertionError("delays never end")
 
     async def _check_in_time(self) -> None:
-        """Check the node before its first heartbeat.
+        """Check the node before its heartbeat, unless this takes long or fails.
 
-        The first check has no time limit, because the node should get no workers before it. Later checks have one,
-        because the master must know about running workers: the heartbeat then reports the previous findings.
+        The master must know about running workers: the heartbeat then reports the previous findings.
         """
         try:
-            async with asyncio.timeout(_CHECK_S if self._last.findings else None):
+            async with asyncio.timeout(_CHECK_S):
                 await self._check()
         except TimeoutError:
             _LOG.warning(
                 "the node's self-check takes more than %g s; reporting the previous findings",
                 _CHECK_S,
                 extra=self._about("self_check_slow"),
+            )
+        except Exception:  # noqa: BLE001 - the next check is as good
+            _LOG.exception(
+                "the node's self-check failed; reporting the previous findings", extra=self._about("self_check_failed")
             )
 
     async def _check(self) -> None:
