@@ -29,6 +29,13 @@ def test_dense_optimizers(
     assert {name: built.param_groups[0][name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("chosen", [params.Adam(name="adam", lr=0.5), params.AdamW(name="adamw", lr=0.5)])
+def test_a_distributed_optimizer_gets_no_argument_that_torch_2_11_refuses(chosen: params.Adam | params.AdamW) -> None:
+    choice = optimizers.dense_optimizer(chosen)
+    assert choice.arguments == {**choice.remote_arguments, "fused": True}
+    assert "fused" not in choice.remote_arguments
+
+
 @pytest.mark.parametrize(
     ("chosen", "kind"),
     [

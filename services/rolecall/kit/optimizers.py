@@ -21,6 +21,12 @@ class OptimizerChoice:
     kind: type[Optimizer]
     arguments: dict[str, Any]
 
+    @property
+    def remote_arguments(self) -> dict[str, Any]:
+        """The arguments for torch's `DistributedOptimizer`."""
+        # With torch 2.11, the remote updates are TorchScript, which has no fused optimizers.
+        return {name: value for name, value in self.arguments.items() if name != "fused"}
+
     def build(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
         """An optimizer of these parameters or parameter groups."""
         with _UnusedZeros():

@@ -207,15 +207,16 @@ def cut_indices(cuts: Iterable[tuple[str, Side]], names: Sequence[str]) -> list[
         valid = names[1:] if before else names[:-1]
         if name not in indices or name == names[0 if before else -1]:
             raise InputError(
-                f"cuts: the model has no block {name} to cut {'before' if before else 'after'}; valid: {_listed(valid)}"
+                f"cuts: the model has no block {name} to cut {'before' if before else 'after'}; valid: {listed(valid)}"
             )
         found.append(indices[name] + (not before))
     if found != sorted(set(found)):
-        raise InputError(f"cuts must be in the model's order, each at most once; valid: {_listed(names[1:])}")
+        raise InputError(f"cuts must be in the model's order, each at most once; valid: {listed(names[1:])}")
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The names for an error message; of many, the first ones and the last one."""
     if len(names) <= _MAX_LISTED:
         return ", ".join(names)
     return f"{', '.join(names[: _MAX_LISTED - 1])}, …, {names[-1]}"

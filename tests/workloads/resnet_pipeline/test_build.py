@@ -2,15 +2,18 @@
 """One stage's arithmetic, without a gang."""
 
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torchvision.models.resnet import BasicBlock
 
 from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline import build
-from rolecall.workloads.resnet_pipeline.build import ModelPart, block_costs, whole_model
+from rolecall.workloads.resnet_pipeline.build import ModelPart, block_costs, given_cuts, whole_model
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -90,6 +93,99 @@ def test_every_block_has_its_cost(tmp_path: Path) -> None:
     costs = block_costs(params(), 3, CPU, tmp_path)
     assert len(costs) == len(NAMES)
     assert min(costs) > 0
+
+
+_THEIRS = """
+from torch import nn
+
+def small(classes):
+    return nn.Sequential(
+        nn.InstanceNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(3, 4, 16),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 5, 2),
+        nn.Flatten(),
+        nn.ReLU(inplace=True),
+        nn.Linear(5, classes),
+    )
+
+def frozen(classes):
+    model = small(classes)
+    model[2].requires_grad_(False)
+    return model
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "their_plain_nets.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield
+    sys.modules.pop("their_plain_nets", None)
+
+
+def custom(function: str, **changes: object) -> Params:
+    data = {"train": str(Path("pictures")), "size": 17}
+    return params(model={"builder": f"their_plain_nets:{function}"}, data=data, precision="float64", **changes)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_cost_of_blocks_in_place_and_without_weights(tmp_path: Path) -> None:
+    costs = block_costs(custom("small"), 3, CPU, tmp_path)
+    assert len(costs) == 8
+    assert min(costs) > 0
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("function", ["small", "frozen"])
+@pytest.mark.parametrize("cuts", [(3, 6), (4, 7)], ids=str)
+def test_stages_that_begin_in_place_or_after_flatten_compute_the_models_gradients(
+    function: str, cuts: tuple[int, int]
+) -> None:
+    chosen = custom(function)
+    model = whole_model(chosen, 3).double()
+    images = torch.rand(4, 3, 17, 17, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 0])
+    expected = F.cross_entropy(model(images.clone()), labels)
+    expected.backward()
+    names = [str(index) for index in range(8)]
+    parts = [ModelPart(chosen, 3, names[a:b], CPU) for a, b in pairwise((0, *cuts, 8))]
+    for part in parts:
+        part.split_backward()
+    features = images.clone()
+    for index, part in enumerate(parts[:-1]):
+        features = part.forward(0, features, needs_input_gradient=index > 0).clone()
+    torch.testing.assert_close(parts[-1].forward_loss(0, features, labels), expected.detach())
+    gradient = None
+    for part in reversed(parts):
+        gradient = part.backward(0, gradient)
+        part.backward_weights(0)
+    found = {part.blocks.model_names[name]: p.grad for part in parts for name, p in part.blocks.named_parameters()}
+    torch.testing.assert_close(found, {name: weight.grad for name, weight in model.named_parameters()})
+
+
+def test_a_stage_computes_on_the_received_features_themselves() -> None:
+    part = ModelPart(params(), 3, NAMES[-1:], CPU)
+    given = list[int]()
+    part.blocks.chain[0].register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].data_ptr()))
+    features = torch.rand(4, 512, 2, 2).contiguous(memory_format=torch.channels_last)
+    part.forward(0, features, needs_input_gradient=True)
+    assert given == [features.data_ptr()]
+
+
+def test_cuts_that_leave_a_stage_without_weights_are_refused() -> None:
+    blocks = {"conv": True, "relu": False, "pool": False, "conv2": True, "flatten": False, "head": True}
+    assert given_cuts(custom("small", cuts=["relu", "head"]), blocks) == [1, 5]
+    expected = (
+        r"^cuts: a stage would have only relu, pool, without weights to train; each stage needs one of the blocks with "
+        r"weights: conv, conv2, head$"
+    )
+    with pytest.raises(InputError, match=expected):
+        given_cuts(custom("small", cuts=["relu", "conv2"]), blocks)
+    with pytest.raises(InputError, match="a stage would have only relu, without weights"):
+        given_cuts(custom("small", cuts=["head"]), {"relu": False, "head": True})
 
 
 @pytest.mark.slow

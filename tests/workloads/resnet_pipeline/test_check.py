@@ -69,12 +69,17 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def test_a_cut_that_a_custom_model_does_not_have_is_refused_before_it_has_weights(
     custom: Callable[..., Params],
 ) -> None:
-    check_node(custom("pool"), Role.STAGE)
+    check_node(custom("head"), Role.STAGE)
     with pytest.raises(InputError, match=r"^cuts: the model has no block layer3\.0 to cut before; valid: pool, head$"):
         check_node(custom("layer3.0"), Role.STAGE)
     with pytest.raises(InputError, match="returned a value of the type Linear, not nn"):
         check_node(custom("pool", function="loose"), Role.STAGE)
     check_node(custom("layer3.0"), Role.MASTER)
+
+
+def test_a_stage_without_weights_is_refused_before_the_model_has_weights(custom: Callable[..., Params]) -> None:
+    with pytest.raises(InputError, match=r"only pool, without weights to train; .* with weights: body, head$"):
+        check_node(custom("pool", "head"), Role.STAGE)
 
 
 def test_what_the_master_imports_is_free_of_torch() -> None:

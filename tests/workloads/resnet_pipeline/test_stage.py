@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -124,14 +125,25 @@ def test_a_rate_of_zero_moves_nothing(both: Any) -> None:
     torch.testing.assert_close(both(PipelineStage.weights), before, rtol=0, atol=0)
 
 
+def test_replicas_of_a_frozen_stage_have_nothing_to_average(
+    contexts: list[WorkerContext[Params]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, all_reduce = PipelineStage(contexts[0]), Mock()
+    monkeypatch.setattr(stages.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(stage, "_part", Mock(replicated_tensors=list), raising=False)
+    monkeypatch.setattr(stage, "_replica_group", Mock())
+    stage._average_replicas()
+    all_reduce.assert_not_called()
+
+
 @pytest.mark.parametrize("reason", ["done", "stopped"])
 def test_a_stage_serves_calls_until_its_shutdown(contexts: list[WorkerContext[Params]], reason: str) -> None:
     """In its main thread. The master must not take an end after a request to stop for a success."""
-    answer = execute(PipelineStage.block_names, CLASSES)
+    answer = execute(PipelineStage.blocks, CLASSES)
     execute(PipelineStage.shutdown, reason)
     if reason == "stopped":
         with pytest.raises(Stopped, match="between two steps"):
             run(contexts[0])
     else:
         run(contexts[0])
-    assert answer.value() == NAMES
+    assert answer.value() == dict.fromkeys(NAMES, True)

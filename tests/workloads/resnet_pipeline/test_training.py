@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.own_process import worker_context
@@ -17,7 +18,7 @@ from rolecall.workloads.resnet_pipeline import training
 from rolecall.workloads.resnet_pipeline.build import DatasetInfo
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.stage import PipelineStage, StageStep
-from rolecall.workloads.resnet_pipeline.training import PipelineTraining
+from rolecall.workloads.resnet_pipeline.training import PipelineTraining, TutorialTraining
 
 NAMES = block_names("resnet18")
 PIPELINES = [["stage-0", "stage-1"], ["stage-2", "stage-3"]]
@@ -29,6 +30,7 @@ class Script:
 
     def __init__(self) -> None:
         self.images = {name: {"train": 20, "validation": 7} for name in STAGES}
+        self.blocks: dict[str, bool] = {}
         self.costs = {name: [1.0] * len(NAMES) for name in STAGES}
         self.steps = dict.fromkeys(STAGES, StageStep(0.0, 0.0))
         self.metrics: dict[str, ClassMetrics | None] = dict.fromkeys(STAGES)
@@ -41,6 +43,7 @@ class Script:
     def _answer(self, name: str, method: Callable[..., Any]) -> Any:
         answers: dict[Callable[..., Any], Any] = {
             PipelineStage.open: DatasetInfo(("a", "b", "c"), self.images[name]),
+            PipelineStage.blocks: self.blocks,
             PipelineStage.measure: self.costs[name],
             PipelineStage.train: self.steps[name],
             PipelineStage.evaluate: self.metrics[name],
@@ -68,10 +71,10 @@ def start(tmp_path: Path, script: Script) -> Iterator[Callable[..., PipelineTrai
     with worker_context(tmp_path, Params.model_validate(given), Role.MASTER) as alone:
         launch = alone.launch.model_copy(update={"gang": GangPlan(workers=tuple(plans))})
 
-        def make(**changes: Any) -> PipelineTraining:
+        def make(kind: type[PipelineTraining] = PipelineTraining, **changes: Any) -> PipelineTraining:
             params = Params.model_validate(given | changes)
             context: WorkerContext[Params] = replace(alone, launch=launch, params=params)
-            return PipelineTraining(context)
+            return kind(context)
 
         yield make
 
@@ -102,6 +105,49 @@ def test_the_slowest_replica_decides_where_the_model_is_cut(
     script.costs["stage-2"][0] = 100.0  # In the first part of the second replica alone.
     start()
     assert parts(script)[0] == 1 < half
+
+
+CUSTOM = {"model": {"builder": "their_nets:small"}, "norm": "batch"}
+
+
+def built(script: Script) -> list[tuple[str, ...]]:
+    """The block names of each part that the stages have built."""
+    return script.last("build")[1][0]
+
+
+def test_every_stage_of_a_custom_model_gets_weights(start: Callable[..., PipelineTraining], script: Script) -> None:
+    script.blocks = {"norm": False, "conv": True, "relu": False, "pool": False, "flatten": False, "head": True}
+    script.costs = {name: [9.0, 1.0, 9.0, 1.0, 1.0, 1.0] for name in STAGES}
+    start(**CUSTOM)
+    assert built(script) == [("norm", "conv", "relu", "pool", "flatten"), ("head",)]
+    start(**CUSTOM, cuts=["pool"])
+    assert built(script) == [("norm", "conv", "relu"), ("pool", "flatten", "head")]
+    with pytest.raises(InputError, match="a stage would have only norm, without weights"):
+        start(**CUSTOM, cuts=["conv"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"cuts": ["head"]}])
+def test_stages_need_as_many_blocks_with_weights(
+    start: Callable[..., PipelineTraining], script: Script, changes: dict[str, Any]
+) -> None:
+    script.blocks = {"norm": False, "flatten": False, "head": True}
+    expected = "2 stages need as many blocks with weights, but the model has 1: head"
+    with pytest.raises(InputError, match=expected):
+        start(**CUSTOM, **changes)
+    assert "build" not in {method for _, method, _ in script.calls}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_the_tutorials_optimizer_gets_no_argument_that_torch_2_11_refuses(
+    start: Callable[..., PipelineTraining], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    optimizer = Mock()
+    monkeypatch.setattr(training, "DistributedOptimizer", optimizer)
+    monkeypatch.setattr(training, "RemotePipeline", Mock())
+    monkeypatch.setattr(training.rpc, "remote", Mock())
+    data = {"synthetic": {"images": 12, "classes": 3}, "size": 32, "validation": 0.0}
+    start(TutorialTraining, data=data, protocol="tutorial", replicas=1, optimizer={"name": name})
+    assert optimizer.call_args.kwargs.keys() == {"lr", "betas", "eps", "weight_decay"}
 
 
 def test_replicas_that_read_other_images_end_the_job(start: Callable[..., PipelineTraining], script: Script) -> None:

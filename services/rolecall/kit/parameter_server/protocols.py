@@ -141,9 +141,7 @@ class TutorialProtocol(UpdateProtocol):
         self, parameters: Sequence[rpc.RRef[nn.Parameter]], optimizer: OptimizerChoice, *, in_step: bool
     ) -> None:
         self._in_step = in_step
-        # With torch 2.11, the remote updates are TorchScript, which has no fused optimizers.
-        arguments = {name: value for name, value in optimizer.arguments.items() if name != "fused"}
-        self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **arguments)
+        self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **optimizer.remote_arguments)
 
     def apply(self, context_id: int | None, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated. Raises `ValueError` without a distributed autograd context."""

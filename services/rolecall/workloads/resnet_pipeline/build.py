@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from rolecall.kit.data_order import DataOrder
 from rolecall.kit.images.loader import Batch, TrainBatches, augmentation, eval_batches, open_splits
 from rolecall.kit.metrics import cross_entropies, one_hot_errors
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
-from rolecall.kit.pipelining import cut_indices
+from rolecall.kit.pipelining import cut_indices, listed
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.split_backward import WeightPass, split_backward
 from rolecall.kit.structure import require_weights, structure_of
@@ -43,6 +44,7 @@ _LEAST_CLASSES = 2
 _PIXELS = 2**18
 """Large enough for stable measurements, small enough for a few seconds on one core. With fewer, late blocks, which have
 many weights, seem more expensive than they are, and the cuts are wrong."""
+_IMAGE_DIMENSIONS = 4
 _COSTS = "costs.json"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 SAMPLE_LOSSES = {"cross-entropy": cross_entropies, "mse": one_hot_errors}
@@ -70,7 +72,28 @@ def check_cuts(params: Params, own: Builder) -> None:
     # The names of blocks are those for any number of classes, which a node without the images doesn't know.
     model = structure_of(own, _LEAST_CLASSES)
     if model is not None:
-        cut_indices(params.cut_points, tuple(blocks_of(_require_sequential(model, own))))
+        given_cuts(params, blocks_with_weights(_require_sequential(model, own)))
+
+
+def blocks_with_weights(model: nn.Module) -> dict[str, bool]:
+    """The names of the model's blocks in order; true for those with weights."""
+    return {name: any(True for _ in block.parameters()) for name, block in blocks_of(model).items()}
+
+
+def given_cuts(params: Params, blocks: Mapping[str, bool]) -> list[int]:
+    """The indices of the blocks in `cuts`, among those of `blocks_with_weights`.
+
+    Raises `InputError` for cuts that the model can't have, and for a stage without weights, which has nothing to train.
+    """
+    names = tuple(blocks)
+    cuts = cut_indices(params.cut_points, names)
+    for begin, end in pairwise([0, *cuts, len(names)]):
+        if not any(blocks[name] for name in names[begin:end]):
+            raise InputError(
+                f"cuts: a stage would have only {listed(names[begin:end])}, without weights to train; each stage needs "
+                f"one of the blocks with weights: {listed([name for name in names if blocks[name]])}"
+            )
+    return cuts
 
 
 def _require_sequential(model: object, own: Builder) -> nn.Sequential:
@@ -149,12 +172,21 @@ def _measure(params: Params, classes: int, device: torch.device) -> list[float]:
 
 def _run(params: Params, block: nn.Module, features: torch.Tensor, *, first: bool) -> tuple[float, torch.Tensor]:
     """The seconds of a forward and a backward pass of the block, and its output, detached."""
-    features = features.detach().requires_grad_(not first)
+    features = _not_a_leaf(features.detach().requires_grad_(not first))
     begin = _now(features.device)
     with autocast(params.precision, features.device):
         output = block(features)
-    output.backward(torch.zeros_like(output))
+    if output.requires_grad:  # False for a first block without weights.
+        output.backward(torch.zeros_like(output))
     return _now(features.device) - begin, output.detach()
+
+
+def _not_a_leaf(features: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that a block may change in place, as `ReLU(inplace=True)` does.
+
+    Autograd forbids this for leaves that require gradients and for their views. It doesn't track this tensor as a view.
+    """
+    return torch.ops.aten._unsafe_view(features, features.shape)  # torch has no public name
 
 
 def _now(device: torch.device) -> float:
@@ -190,14 +222,16 @@ class ModelPart:
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
         """The blocks' outputs, with autograd graph."""
-        features = features.to(self._device).contiguous(memory_format=torch.channels_last)
+        features = features.to(self._device)
+        if features.dim() == _IMAGE_DIMENSIONS:  # Fewer after `Flatten`.
+            features = features.contiguous(memory_format=torch.channels_last)
         with self._autocast:
             return self.blocks(features)
 
     def forward(self, micro_batch: int, features: torch.Tensor, *, needs_input_gradient: bool) -> torch.Tensor:
         """The outputs for the next stage; saves inputs and outputs for `backward`."""
         inputs = features.to(self._device).requires_grad_(needs_input_gradient)
-        outputs = self.compute(inputs)
+        outputs = self.compute(_not_a_leaf(inputs))
         self._saved[micro_batch] = inputs, outputs
         return outputs.detach()
 
@@ -215,7 +249,8 @@ class ModelPart:
         After `split_backward`, call `backward_weights` for the rest.
         """
         inputs, outputs = self._saved.pop(micro_batch)
-        outputs.backward(None if gradient is None else gradient.to(self._device))
+        if outputs.requires_grad:  # False at a first stage whose weights are all frozen.
+            outputs.backward(None if gradient is None else gradient.to(self._device))
         self._weight_passes[micro_batch] = self._deferred[:]
         self._deferred.clear()
         return inputs.grad

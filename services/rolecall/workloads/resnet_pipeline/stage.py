@@ -27,9 +27,9 @@ from rolecall.workloads.resnet_pipeline.build import (
     DatasetInfo,
     ModelPart,
     block_costs,
+    blocks_with_weights,
     whole_model,
 )
-from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, TutorialShard, inbox
 
@@ -96,9 +96,9 @@ class PipelineStage:
         """The cost of each block on this device, in seconds."""
         return block_costs(self._params, classes, self._context.device, self._context.cache)
 
-    def block_names(self, classes: int) -> tuple[str, ...]:
-        """The names of the model's blocks, between which it can be cut."""
-        return tuple(blocks_of(whole_model(self._params, classes)))
+    def blocks(self, classes: int) -> dict[str, bool]:
+        """The names of the model's blocks, between which it can be cut; true for those with weights."""
+        return blocks_with_weights(whole_model(self._params, classes))
 
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
@@ -209,6 +209,8 @@ class PipelineStage:
         if self._replica_group is None:
             return
         shared = list(self._part.replicated_tensors())
+        if not shared:  # All weights of the stage are frozen.
+            return
         flat = torch.cat([tensor.reshape(-1) for tensor in shared])
         dist.all_reduce(flat, group=self._replica_group)
         means = (flat / self._params.replicas).split([tensor.numel() for tensor in shared])

@@ -17,11 +17,11 @@ from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import Bubble
 from rolecall.kit.metrics import ClassMetricsAccumulator, merge
 from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.pipelining import best_cuts, cut_indices
+from rolecall.kit.pipelining import best_cuts, listed
 from rolecall.kit.same_input import require_same
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.kit.worker import call as rpc_call
-from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, mean_loss
+from rolecall.workloads.resnet_pipeline.build import SAMPLE_LOSSES, Dataset, DatasetInfo, given_cuts, mean_loss
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.remote import RemotePipeline, TutorialShard
@@ -75,12 +75,12 @@ class PipelineTraining(TrainingLoop[int, Params]):
 
     def _build(self) -> None:
         model, classes = self.params.model, len(self._info.classes)
-        names: tuple[str, ...]
+        blocks: dict[str, bool]
         if isinstance(model, str):
-            names = block_names(model)
+            blocks = dict.fromkeys(block_names(model), True)
         else:
-            names = call(self._stages.first_stages[:1], PipelineStage.block_names, classes)[0]
-        cuts = self._cuts(names)
+            blocks = call(self._stages.first_stages[:1], PipelineStage.blocks, classes)[0]
+        names, cuts = tuple(blocks), self._cuts(blocks)
         partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
         self._build_parts(partition, classes)
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
@@ -89,17 +89,28 @@ class PipelineTraining(TrainingLoop[int, Params]):
         """Build the model's parts on the stages; `partition` has the block names of each part."""
         call(self._stages.all, PipelineStage.build, partition, classes)
 
-    def _cuts(self, names: tuple[str, ...]) -> list[int]:
-        """The first block of every stage but the first, as given or from measured costs."""
-        stages = len(self._stages.pipelines[0])
-        if stages > len(names):
-            raise InputError(f"{stages} stages can't share {len(names)} blocks; use at most {len(names)}")
+    def _cuts(self, blocks: dict[str, bool]) -> list[int]:
+        """The first block of every stage but the first, as given or from measured costs.
+
+        `blocks` is the result of `blocks_with_weights`.
+        """
+        stages, trained = len(self._stages.pipelines[0]), [name for name, has_weights in blocks.items() if has_weights]
+        if stages > len(trained):
+            raise InputError(
+                f"{stages} stages need as many blocks with weights, but the model has {len(trained)}: "
+                f"{listed(trained)}; use fewer stages, or return an nn.Sequential with more such children"
+            )
         if self.params.cuts is not None:
-            return cut_indices(self.params.cut_points, names)
+            return given_cuts(self.params, blocks)
         costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._info.classes))
         # Replicas synchronize after every step, so the slowest replica determines the cost at each index.
         slowest = [[max(block) for block in zip(*costs[index::stages], strict=True)] for index in range(stages)]
-        return best_cuts(slowest)
+        # Every stage needs weights, so blocks without any stay with the block before them.
+        names = tuple(blocks)
+        starts = [0, *(names.index(name) for name in trained[1:])]
+        bounds = list(pairwise([*starts, len(names)]))
+        cuts = best_cuts([[sum(stage[begin:end]) for begin, end in bounds] for stage in slowest])
+        return [starts[cut] for cut in cuts]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -163,7 +174,7 @@ class TutorialTraining(PipelineTraining):
             call([name], PipelineStage.adopt, shard)
         self._model = RemotePipeline(shards, self.params.micro_batch_size)
         chosen = dense_optimizer(self.params.optimizer)
-        self._optimizer = DistributedOptimizer(chosen.kind, self._model.parameter_rrefs(), **chosen.arguments)
+        self._optimizer = DistributedOptimizer(chosen.kind, self._model.parameter_rrefs(), **chosen.remote_arguments)
 
     def train_step(self, batch: int) -> float:
         images, labels = self._dataset.training_batch(self.position.epoch, batch)
