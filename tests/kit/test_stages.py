@@ -102,3 +102,23 @@ def test_a_traced_cut_has_one_tensor(grid: Grid) -> None:
 
     with pytest.raises(InputError, match="skip connections across a cut"):
         traced_stages(Skipping(), {"second": SplitPoint.END}, [0, 1], MICRO_BATCH, grid, count=2)
+
+
+def test_traced_stages_receive_contiguous_tensors_also_where_the_trace_has_others(grid: Grid) -> None:
+    """Torch sends no others. The trace has a view of the transposed tensor that a contiguous one doesn't allow."""
+
+    class Transposing(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.transpose(0, 1).contiguous()
+            return self.inner(rows.view(6, 4)).view(3, 2, -1).transpose(0, 1)
+
+    whole = nn.Sequential(*(child if index == 0 else Transposing(child) for index, child in enumerate(model())))
+    stages, _ = traced_stages(whole, {"2": SplitPoint.BEGINNING}, [0, 1], MICRO_BATCH, grid, count=2)
+    kinds = [node.meta["val"] for stage in stages for node in stage.submod.graph.nodes if node.op == "placeholder"]
+    assert [kind.is_contiguous() for kind in kinds] == [True, True]
+    sent = stages[0].submod(TOKENS[:2]).contiguous()
+    assert torch.equal(stages[1].submod(sent), model()(TOKENS[:2]))

@@ -195,6 +195,16 @@ class Averaging(nn.Module):
 def averaging(dim, context):
     return Averaging(dim)
 
+class SequenceFirst(Averaging):
+    """Takes and returns transposed views, so that neither its outputs nor its inputs' gradients are contiguous."""
+
+    def forward(self, x):
+        x = x.transpose(0, 1).contiguous()
+        return self.mix(x.cumsum(0) / len(x)).transpose(0, 1)
+
+def sequence_first(dim, context):
+    return SequenceFirst(dim)
+
 class Chain(nn.Module):
     """Linear layers, whose outputs are views."""
 
@@ -238,6 +248,21 @@ def test_layers_of_the_jobs_own_train_as_in_one_process(
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
     model = exported(result, tmp_path / "model").load(tmp_path / "model")
     assert type(model.decoder.layers["0"]).__name__ == "Averaging"
+
+
+@pytest.mark.slow
+def test_sequence_first_layers_give_the_single_process_gradients(tmp_path: Path) -> None:
+    (tmp_path / "their_transposing.py").write_text(_THEIRS)
+    model = {"builder": "their_transposing:sequence_first"}
+    cases = [
+        case(schedule, 1, 4, model=model, split=split)
+        for schedule in ("1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+        for split in get_args(SplitMethod)
+    ]
+    for one in cases:
+        del one["heads"], one["hidden"]
+    outcomes = try_cases(cases, 2, tmp_path, plugins=str(tmp_path))
+    assert [one for one in outcomes if max(one.loss, one.gradient) > 1e-10] == []
 
 
 @pytest.mark.slow

@@ -164,9 +164,11 @@ def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str,
                 yield case(name, replicas, count, **changes)
 
 
-def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 400) -> list[Outcome]:
+def try_cases(
+    cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 400, plugins: str = ""
+) -> list[Outcome]:
     """One gang of processes that takes a step of each case in turn; the outcomes of all ranks."""
-    leader = processes.Process(target=_lead, args=(workers, list(cases), folder))
+    leader = processes.Process(target=_lead, args=(workers, list(cases), folder, plugins))
     leader.start()
     leader.join(timeout_s)
     with suppress(ProcessLookupError):
@@ -179,10 +181,11 @@ def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeo
     return [Outcome(**json.loads(line)) for line in lines]
 
 
-def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
+def _lead(workers: int, cases: list[dict[str, Any]], folder: Path, plugins: str) -> None:
     """Compute what the cases need, which takes seconds for a trace, and fork the gang, which then has it."""
     os.setsid()
     (folder / "gang").write_text(str(os.getpid()))
+    os.environ["ROLECALL_PLUGINS"] = plugins
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     stages.pipeline = _traced_once

@@ -81,6 +81,8 @@ def traced_stages(
             "or the number of stages"
         )
     widths = [_traced_width(pipe.get_stage_module(index), micro_batch) for index in range(pipe.num_stages)]
+    for index in stage_indices:
+        _receive_contiguous(pipe.get_stage_module(index))
     return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices], widths
 
 
@@ -94,6 +96,25 @@ def _traced_width(stage: Any, micro_batch: tuple[int, int]) -> int:
             "supported: choose other cuts"
         )
     return shape[-1]
+
+
+def _receive_contiguous(stage: Any) -> None:
+    """Give a traced part contiguous buffers for what it receives, since torch sends no other tensors.
+
+    Views in the trace may depend on the strides of the inputs, so the part copies received activations to these.
+    """
+    (given,) = (node for node in stage.graph.nodes if node.op == "placeholder")
+    (returned,) = next(node for node in stage.graph.nodes if node.op == "output").all_input_nodes
+    traced = given.meta["val"]
+    for node in (given, returned):
+        node.meta["val"] = node.meta["val"].contiguous()  # torch makes the buffers by these
+    if not traced.is_contiguous():
+        strides = torch.empty_like(traced, device="meta").stride()  # without overlaps
+
+        def restore_strides(_part: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            return inputs[0].new_empty_strided(inputs[0].shape, strides).copy_(inputs[0])
+
+        stage.register_forward_pre_hook(restore_strides)
 
 
 def own_runtime(own: CsvSchedule, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:

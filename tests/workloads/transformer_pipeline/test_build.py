@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape
+from rolecall.workloads.transformer_pipeline.build import SplitDecoder, build_decoder, custom_layers, decoder_shape
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 
@@ -34,6 +34,11 @@ def shrinking(dim, context):
 
 def nothing(dim, context):
     return nn.Identity()
+
+def deep(dim, context):
+    layer = nn.Linear(dim, dim)
+    layer.rate = torch.linspace(0, 0.1, 4)[2].item()
+    return layer
 
 def normed(dim, context):
     layer = nn.Linear(dim, dim)
@@ -74,6 +79,13 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
     assert torch.equal(x, expected)
     weights = [layer.get_parameter("mix.weight") for layer in decoder(given, shape).layers.values()]
     assert not torch.equal(weights[0], weights[1])
+
+
+def test_a_builder_may_compute_with_values_also_without_cuts() -> None:
+    """Tensors without memory have none. The head has 1.5 times the weights of a layer."""
+    split = SplitDecoder(params("deep"), 11, 2, torch.device("cpu"))
+    layers = [list(split.part(stage).layers) for stage in range(2)]
+    assert layers == [["0", "1", "2"], ["3"]]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ class Chain(nn.Module):
         if self.spoiled == "pair" and self.narrow is None:
             return x, x
         x = x if self.narrow is None else self.narrow(x)
+        if self.spoiled == "nan":
+            return self.output(x) * float("nan")
+        if self.spoiled in ("rounding", "noise"):
+            logits = self.output(x)
+            if self.training:
+                logits = logits + (1e-5 if self.spoiled == "rounding" else 1e-3)
+            return logits + torch.tensor([-torch.inf, -1e9] + [0.0] * 9)
         return x if self.output is None else self.output(x)
 
 def chain(vocabulary, context, spoiled=""):
@@ -177,11 +184,28 @@ def test_a_stage_without_weights_is_refused() -> None:
         split("their_chains:chain", 2, arguments={"spoiled": "empty"}, cuts=["last"])
 
 
-def test_a_traced_model_has_no_dropout() -> None:
-    arguments = {**SIZES, "dropout": 0.5}
+@pytest.mark.parametrize("dropout", [0.01, 0.5])
+def test_a_traced_model_has_no_dropout(dropout: float) -> None:
+    arguments = {**SIZES, "dropout": dropout}
     cut = split("tutorial_transformer:transformer", 2, arguments=arguments, split="tracer")
     with pytest.raises(InputError, match="dropout, which split: tracer can't disable"):
         cut.whole()
+
+
+def test_a_traced_model_may_round_differently_for_evaluation() -> None:
+    """As torch's attention does. Masked logits don't count for the scale of the rounding errors."""
+    rounding, noise = (
+        split("their_chains:chain", 2, arguments={"spoiled": spoiled}, split="tracer")
+        for spoiled in ("rounding", "noise")
+    )
+    rounding.whole()
+    with pytest.raises(InputError, match="dropout"):
+        noise.whole()
+
+
+def test_a_model_whose_logits_are_nan_is_refused_for_that_reason() -> None:
+    with pytest.raises(InputError, match="logits are NaN"):
+        split("their_chains:chain", 2, arguments={"spoiled": "nan"})
 
 
 def test_initial_weights_depend_only_on_the_seed() -> None:

@@ -37,6 +37,14 @@ def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+def _with_contiguous_gradients(x: Tensor) -> Tensor:
+    """A stage's inputs, whose gradients can be sent: split backward passes leave them with the strides of views."""
+    if x.requires_grad:
+        x = x.view_as(x)  # Torch receives into the same tensors again, where hooks would pile up.
+        x.register_hook(lambda gradient: gradient.contiguous())
+    return x
+
+
 class Pipeline:
     """One rank's part of a replica's pipeline."""
 
@@ -61,6 +69,7 @@ class Pipeline:
         self.shape = model.shape
         stages = self._traced(model) if params.split == "tracer" else self._manual(model)
         for stage in stages:
+            stage.submod.register_forward_pre_hook(lambda _part, inputs: _with_contiguous_gradients(*inputs))
             stage.submod.register_forward_hook(lambda _part, _inputs, outputs: self._as_message(outputs))
         self.model_parts: dict[int, nn.Module] = {stage.stage_index: stage.submod for stage in stages}
         self._schedule = self._make_schedule(stages)
@@ -152,10 +161,11 @@ class Pipeline:
         return autocast(self._params.precision, self.grid.device)
 
     def _as_message(self, outputs: Tensor) -> Tensor:
-        """A stage's outputs with the data type of the weights, also if autocast computed them in bfloat16."""
+        """A stage's outputs, contiguous and with the data type of the weights, also if autocast computed them in
+        bfloat16."""
         outputs = outputs.to(self.dtype)
         # Schedules that split the backward pass detach outputs in place, which views don't allow.
-        return outputs.clone() if outputs._is_view() else outputs
+        return outputs.clone(memory_format=torch.contiguous_format) if outputs._is_view() else outputs.contiguous()
 
     def _split_model(self, vocabulary: int) -> SplitModel:
         params = self._params
