@@ -276,3 +276,20 @@ def test_patience_is_not_lost_with_an_attempt(adder: Make, tmp_path: Path) -> No
     resumed.run()
     assert resumed.position.epoch == 4
     assert resumed.trained.exported == 8
+
+
+@pytest.mark.parametrize("early_stopping", [None, EarlyStopping()])
+def test_weights_that_the_last_step_broke_are_not_exported(
+    adder: Make, monkeypatch: pytest.MonkeyPatch, early_stopping: EarlyStopping | None
+) -> None:
+    """With early stopping, those of the best epoch are, which are intact."""
+    loop = adder(epochs=2, losses=[1.0, math.nan], early_stopping=early_stopping)
+    monkeypatch.setattr(loop, "has_finite_weights", lambda: float(loop.number) < 8)
+    if early_stopping:
+        loop.run()
+        assert loop.trained.exported == 4
+        return
+    with pytest.raises(NonFiniteLoss, match="weights are NaN or infinite; lower the learning rate") as caught:
+        loop.run()
+    assert not caught.value.retryable
+    assert loop.trained.exported is None

@@ -1,6 +1,7 @@
 # pyright: standard
 """The parameters' optimizers are torch's, and gradients are clipped as torch clips them."""
 
+import math
 import mmap
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,12 @@ def test_zeros_that_nobody_has_used_take_no_memory() -> None:
 
 def test_zeros_of_no_rows() -> None:
     assert optimizers.unused_zeros_like(torch.ones(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_single_bad_value_is_found(bad: float, dtype: torch.dtype) -> None:
+    weights = [torch.tensor(7), torch.ones(0), torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype)]
+    assert optimizers.are_finite(weights)
+    weights[2][1, 2] = bad
+    assert not optimizers.are_finite(weights)

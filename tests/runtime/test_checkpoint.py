@@ -155,3 +155,19 @@ def test_random_numbers_go_on_where_they_were() -> None:
     drawn = torch.rand(5)
     restore_random_state(state, torch.device("cpu"))
     assert torch.equal(torch.rand(5), drawn)
+
+
+def test_tied_weights_come_back_tied(tmp_path: Path) -> None:
+    def tied() -> Any:
+        model: Any = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    store, model = checkpoints(tmp_path, Recorded()), tied()
+    part = store.save_part(1, "trainer-0", model.state_dict())
+    manifest = store.commit(1, [part], {})
+    assert manifest is not None
+    resumed = tied()
+    resumed.load_state_dict(store.load_part(manifest, "trainer-0"))
+    assert resumed[0].weight is resumed[1].weight
+    assert torch.equal(resumed[0].weight, model[0].weight)

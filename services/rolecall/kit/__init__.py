@@ -16,7 +16,7 @@ are internal: they serve the modules above, built-in workloads, programs and com
 Public names of all other modules change only with a minor release, and the changelog describes each change.
 """
 
-from rolecall.spec.errors import CheckpointError, InputError, PeerLost, Stopped, WorkloadError
+from rolecall.spec.errors import CheckpointError, InputError, NonFiniteLoss, PeerLost, Stopped, WorkloadError
 from rolecall.spec.metric import EVALUATED, Metric, Split
 from rolecall.spec.numbers import counted
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointPart",
     "InputError",
     "Metric",
+    "NonFiniteLoss",
     "Params",
     "PeerLost",
     "PerNodeParams",

@@ -21,6 +21,7 @@ from rolecall.runtime.checkpoint import (
     random_state,
     restore_optimizer,
     restore_random_state,
+    separate_memory,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "restore_named_optimizer",
     "restore_optimizer",
     "restore_random_state",
+    "separate_memory",
     "strip_prefix",
 ]
 

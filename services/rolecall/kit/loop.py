@@ -111,6 +111,13 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         """
         return {}
 
+    def has_finite_weights(self) -> bool:
+        """False if this rank finds a weight that is NaN or infinite; by default True.
+
+        Called on all ranks before the trained model is evaluated and exported. Each weight needs only one rank.
+        """
+        return True
+
     def objective(self, metrics: dict[str, float]) -> float:
         """The value that early stopping maximizes: by default the negated validation loss."""
         return -metrics["validation_loss"]
@@ -151,9 +158,15 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 
     def _finish(self, rate: float, began: float) -> dict[str, float]:
-        """Evaluate the trained model and export it. Returns the scores, the rate, and the time since `began`."""
+        """Evaluate the trained model and export it. Returns the scores, the rate, and the time since `began`.
+
+        Raises `NonFiniteLoss` if a weight is NaN or infinite.
+        """
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
+        # No later loss shows what the last step did.
+        if not self.has_finite_weights():
+            raise NonFiniteLoss("the trained weights are NaN or infinite; lower the learning rate or check the input")
         with self.context.timeline.span("evaluate", "evaluation"):
             metrics = self.evaluate("test")
             if metrics is None:

@@ -1,6 +1,7 @@
 # pyright: standard
-"""Torch optimizers for the `optimizer` parameters, and operations on gradients."""
+"""Torch optimizers for the `optimizer` parameters, and operations on gradients and weights."""
 
+import math
 import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -106,3 +107,10 @@ def scale_gradients(parameters: Iterable[nn.Parameter], scale: float) -> None:
     for parameter in parameters:
         if parameter.grad is not None and scale != 1.0:
             parameter.grad.mul_(scale)
+
+
+def are_finite(weights: Iterable[Tensor]) -> bool:
+    """False if a value is NaN or infinite."""
+    # Unlike `isfinite`, the extremes need no memory, which a server may lack for a large table. NaN is both extremes.
+    floating = (weight.detach() for weight in weights if weight.is_floating_point() and weight.numel())
+    return all(math.isfinite(extreme) for weight in floating for extreme in weight.aminmax())

@@ -69,7 +69,7 @@ def require_separable(model: nn.Module, name: str) -> None:
     reason = ""
     if outside := [weight for weight, _ in model.named_parameters(recurse=False)]:
         reason = f"weights outside its children: {', '.join(outside)}; add a child"
-    elif shared := list(_shared_weights(model)):
+    elif shared := list(shared_weights(model)):
         reason = f"shared weights: {', '.join(shared)}; stages can't share weights"
     elif len(model.state_dict()) > len(list(model.parameters())):
         reason = "persistent buffers; register them with persistent=False"
@@ -77,7 +77,8 @@ def require_separable(model: nn.Module, name: str) -> None:
         raise InputError(f"{name} returned a model with {reason}")
 
 
-def _shared_weights(model: nn.Module) -> Iterator[str]:
+def shared_weights(model: nn.Module) -> Iterator[str]:
+    """The names of each weight that has several, such as `embedding.weight = head.weight`."""
     first: dict[nn.Parameter, str] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         if weight in first:

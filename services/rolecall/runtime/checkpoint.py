@@ -63,7 +63,7 @@ class Checkpoints:
         began = time.perf_counter()
         file_name = f"step-{step:012d}-{name}.safetensors"
         path = self._scratch / file_name
-        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
+        save_file(separate_memory(tensors), path)
         sync(path)
         part = CheckpointPart(
             name=name, blob=f"{self._attempt}/{file_name}", size=path.stat().st_size, sha256=sha256_of(path)
@@ -121,6 +121,20 @@ class Checkpoints:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a mapping
         path.unlink()
         return tensors
+
+
+def separate_memory(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors, detached and contiguous, without two in the same memory, which safetensors refuses.
+
+    Tied weights therefore keep all their names, each of which `load_state_dict` needs.
+    """
+    separate: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().contiguous()
+        separate[name] = own.clone() if own.data_ptr() in seen else own
+        seen.add(own.data_ptr())
+    return separate
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "optimizer/") -> dict[str, torch.Tensor]:

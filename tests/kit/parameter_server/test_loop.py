@@ -224,3 +224,18 @@ def test_overlapping_updates_need_no_distributed_autograd(
     loop.train_step(BATCH)
     loop.settle()
     assert loop.happened[-1] == "applied"
+
+
+@pytest.mark.usefixtures("gang")
+def test_a_bad_weight_is_found_here_and_on_the_server(context: WorkerContextOfTest) -> None:
+    model = Model(context)
+    bias = model.linear.get_parameter("bias")
+    assert model.has_finite_weights()
+    with torch.no_grad():
+        bias.fill_(torch.nan)
+        assert not model.has_finite_weights()
+        bias.zero_()
+        assert model.has_finite_weights()
+        (table,) = model.shards.modules("table")
+        table.local_value().weight[2, 1] = torch.inf
+    assert not model.has_finite_weights()

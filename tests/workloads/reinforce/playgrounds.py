@@ -144,3 +144,18 @@ class Shared(nn.Module):
 def _is_observer(rank: int) -> bool:
     """True in the process of the observer with this number."""
     return os.environ.get("ROLE") == "observer" and os.environ.get("ROLE_RANK") == str(rank)
+
+
+class Tied(nn.Module):
+    """A network of two layers with the same weight."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        width = math.prod(shape)
+        self.hidden = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+        self.hidden[2].weight = self.hidden[0].weight
+        self.last = nn.Linear(width, outputs + 1)
+
+    def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.last(self.hidden(observations.flatten(1)))
+        return found[:, :-1], found[:, -1]

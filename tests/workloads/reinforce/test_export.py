@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image, ImageSequence
@@ -13,6 +14,7 @@ from PIL.GifImagePlugin import GifImageFile
 from rolecall.kit.environments import creation
 from rolecall.workloads.reinforce.build import new_policy
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
+from rolecall.workloads.reinforce.model import load
 from rolecall.workloads.reinforce.params import Params
 
 PLAY = """
@@ -69,3 +71,15 @@ def test_what_can_not_be_rendered_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     policy = new_policy(params, creation.describe(params.environment))
     with pytest.raises(RenderError, match="render_mode"):
         record_episode(policy, params, tmp_path / "episode.gif")
+
+
+def test_a_network_with_tied_weights_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
+    network = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Tied"}
+    params = Params.model_validate({"environment": "Pendulum-v1", "policy": network})
+    policy = new_policy(params, creation.describe(params.environment))
+    with zipfile.ZipFile(write_export(tmp_path, policy, params)) as archive:
+        archive.extractall(tmp_path / "model")
+    loaded: Any = load(tmp_path / "model")
+    assert loaded.network.hidden[0].weight is loaded.network.hidden[2].weight
+    assert loaded.act([1.0, 0.0, 0.5]) == policy.act([1.0, 0.0, 0.5])

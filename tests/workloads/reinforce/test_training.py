@@ -1,6 +1,8 @@
 # pyright: reportPrivateUsage=false
 """The agent's bookkeeping, and what it makes of observers that are slow or lost."""
 
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from tests.measured import measured
 from tests.own_process import worker_context
 
+from rolecall.spec.errors import NonFiniteLoss
 from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
@@ -128,3 +131,39 @@ def test_a_slow_observer_does_not_hold_the_others(tmp_path: Path, policy_at: str
     result = run_gang("reinforce", params, GANG, tmp_path, environment=ALLOWED)
     assert result.result["updates"] == 8
     assert result.result["env_steps"] < 1.5 * 8 * 16 * 2
+
+
+class _Evaluations(list[float]):
+    """Observers whose evaluations have these returns."""
+
+    def evaluate(self, seeds: list[int], weights: object) -> list[Any]:
+        return [SimpleNamespace(episode_returns=torch.tensor([self.pop(0)]), episode_lengths=torch.ones(1))]
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes loops whose evaluations have the given returns."""
+    with worker_context(tmp_path, Params.model_validate({"environment": "CartPole-v1"}), Role.TRAINER) as context:
+
+        def make(*returns: float) -> Any:
+            training: Any = Training(context)
+            training._observers = _Evaluations(returns)
+            return training
+
+        yield make
+
+
+def test_a_return_or_weights_that_are_not_finite_are_never_the_best(evaluated: Callable[..., Any]) -> None:
+    training = evaluated(1.0, math.nan, math.inf, 9.0)
+    for _ in range(3):
+        training._evaluate()
+    torch.nn.init.constant_(training._learner.policy.network.actor[-1].bias, torch.nan)
+    training._evaluate()
+    assert training.position.best["evaluation_return"] == 1.0
+    assert all(one.isfinite().all() for one in training._best_weights.values())
+
+
+def test_without_a_finite_evaluation_the_job_fails_for_good(evaluated: Callable[..., Any]) -> None:
+    with pytest.raises(NonFiniteLoss, match="evaluation_return is nan; lower the learning rate or check") as caught:
+        evaluated(math.nan)._evaluate()
+    assert not caught.value.retryable

@@ -1,6 +1,7 @@
 # pyright: standard
 """The stages of a pipeline, called as the driver calls them. tests/numerics compares whole gangs with one process."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -134,6 +135,12 @@ def test_replicas_of_a_frozen_stage_have_nothing_to_average(
     monkeypatch.setattr(stage, "_replica_group", Mock())
     stage._average_replicas()
     all_reduce.assert_not_called()
+
+
+def test_a_stage_finds_a_weight_that_is_not_finite(both: Any) -> None:
+    assert both(PipelineStage.has_finite_weights) == [True, True]
+    both(PipelineStage.train, 1, 0, 0, math.inf)
+    assert both(PipelineStage.has_finite_weights) == [False, False]
 
 
 @pytest.mark.parametrize("reason", ["done", "stopped"])

@@ -34,6 +34,7 @@ class Script:
         self.costs = {name: [1.0] * len(NAMES) for name in STAGES}
         self.steps = dict.fromkeys(STAGES, StageStep(0.0, 0.0))
         self.metrics: dict[str, ClassMetrics | None] = dict.fromkeys(STAGES)
+        self.finite = dict.fromkeys(STAGES, True)
         self.calls: list[tuple[list[str], str, tuple[Any, ...]]] = []
 
     def call(self, names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -47,6 +48,7 @@ class Script:
             PipelineStage.measure: self.costs[name],
             PipelineStage.train: self.steps[name],
             PipelineStage.evaluate: self.metrics[name],
+            PipelineStage.has_finite_weights: self.finite[name],
         }
         return answers.get(method)
 
@@ -188,3 +190,11 @@ def test_one_replica_saves_and_all_load(start: Callable[..., PipelineTraining], 
     manifest: Any = object()
     loop.load(manifest)
     assert script.last("load") == (STAGES, (manifest,))
+
+
+def test_one_bad_stage_makes_the_weights_bad(start: Callable[..., PipelineTraining], script: Script) -> None:
+    loop = start()
+    assert loop.has_finite_weights()
+    script.finite["stage-1"] = False
+    assert not loop.has_finite_weights()
+    assert script.last("has_finite_weights") == (PIPELINES[0], ())

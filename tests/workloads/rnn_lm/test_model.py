@@ -106,6 +106,11 @@ class Gru(torch.nn.GRU):
     def forward(self, vectors, state):
         hidden, after = super().forward(vectors, state and state[0])
         return hidden, (after,) if self.as_tuple else after
+
+class Tied(Gru):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.bias_hh_l0 = self.bias_ih_l0
 """
 
 
@@ -117,8 +122,8 @@ def own_part(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "own_recurrent_parts", raising=False)
     monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
     given = params.model_dump(exclude={"layers", "dropout"})
-    return lambda **arguments: Params.model_validate(
-        {**given, "model": {"builder": "own_recurrent_parts:Gru", "arguments": arguments}}
+    return lambda name="Gru", **arguments: Params.model_validate(
+        {**given, "model": {"builder": f"own_recurrent_parts:{name}", "arguments": arguments}}
     )
 
 
@@ -128,16 +133,17 @@ def test_a_recurrent_part_of_the_jobs_own_must_fit(own_part: Callable[..., Param
         make_recurrent(own_part(as_tuple=False))
 
 
+@pytest.mark.parametrize("name", ["Gru", "Tied"])
 def test_an_export_with_a_part_of_its_own_needs_that_package(
-    own_part: Callable[..., Params], corpus: Corpus, tmp_path: Path
+    own_part: Callable[..., Params], corpus: Corpus, tmp_path: Path, name: str
 ) -> None:
-    params = own_part()
+    params = own_part(name)
     part = make_recurrent(params)
     trained = LanguageModel(shape_of(params), corpus.tokenizer)
     trained.recurrent.load_state_dict(part.state_dict())
     with zipfile.ZipFile(write_model(tmp_path, params, corpus, trained.state_dict())) as archive:
         archive.extractall(tmp_path / "model")
-    assert "`own_recurrent_parts:Gru`" in (tmp_path / "model/README.md").read_text()
+    assert f"`own_recurrent_parts:{name}`" in (tmp_path / "model/README.md").read_text()
     assert load(tmp_path / "model").generate("The", tokens=9) == trained.eval().generate("The", tokens=9)
 
 

@@ -44,6 +44,11 @@ def normed(dim, context):
     layer = nn.Linear(dim, dim)
     layer.register_buffer("seen", torch.zeros(1))
     return layer
+
+def tied(dim, context):
+    layer = nn.Sequential(nn.Linear(dim, dim), nn.Linear(dim, dim))
+    layer[1].weight = layer[0].weight
+    return layer
 """
 
 
@@ -95,6 +100,7 @@ def test_a_builder_may_compute_with_values_also_without_cuts() -> None:
         ("shrinking", {}, "must have the shape of its input"),
         ("normed", {}, "persistent=False"),
         ("nothing", {}, "without weights"),
+        ("tied", {}, "shared weights: 0.weight = 1.weight; give each its own"),
         ("averaging", {"width": 3}, "can't be called with"),
     ],
 )

@@ -60,3 +60,11 @@ def test_an_epochs_bubble_is_that_of_its_steps_without_the_first_one_of_the_atte
         assert Training.epoch_metrics(training) == {"bubble": pytest.approx(0.1)}
     finally:
         dist.destroy_process_group()
+
+
+def test_a_stage_finds_a_weight_that_is_not_finite() -> None:
+    layer = torch.nn.Linear(2, 2)
+    training: Any = SimpleNamespace(_parameters=lambda: list(layer.parameters()))
+    assert Training.has_finite_weights(training)
+    torch.nn.init.constant_(layer.bias, torch.nan)
+    assert not Training.has_finite_weights(training)

@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from rolecall.kit.checkpoint import random_state, restore_random_state, strip_prefix
 from rolecall.kit.loop import Batch, P, TrainingLoop
+from rolecall.kit.optimizers import are_finite
 from rolecall.kit.parameter_server.protocols import UpdateProtocol
 from rolecall.kit.parameter_server.remote import Shards, Update
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -115,6 +116,11 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
             with self.context.timeline.span("wait", "wait"):
                 torch.futures.wait_all(list(self._applied))
             self._applied = ()
+
+    def has_finite_weights(self) -> bool:
+        """As of `TrainingLoop`; the first trainer asks the servers, too."""
+        dist.barrier()  # The servers must have applied the updates of all trainers.
+        return self.rank > 0 or (are_finite(self._local.parameters()) and self.shards.have_finite_weights())
 
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch]) -> float:

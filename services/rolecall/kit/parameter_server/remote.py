@@ -182,6 +182,10 @@ class Shards:
         """References to the shards' modules of one module, in order."""
         return torch.futures.wait_all([shard.call(Shard.module, timeout=0) for shard in self.of(name)])
 
+    def have_finite_weights(self) -> bool:
+        """False if a weight of a shard is NaN or infinite."""
+        return all(self._call_all(Shard.has_finite_weights))
+
     def save(self, step: int) -> list[Future[CheckpointPart]]:
         return [shard.call(Shard.save, step, timeout=0) for shard in self._shards]
 

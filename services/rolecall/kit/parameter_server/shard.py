@@ -14,7 +14,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
-from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
+from rolecall.kit.optimizers import OptimizerChoice, are_finite, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, step_on_mean, steps_on_rows
 from rolecall.runtime.context import WorkerContext, current, span
@@ -168,6 +168,10 @@ class Shard:
     def block(self, parameter: str, start: int, stop: int) -> Tensor:
         """Local rows [start, stop) of one parameter, on the CPU."""
         return self._module.get_parameter(parameter).detach()[start:stop].cpu()
+
+    def has_finite_weights(self) -> bool:
+        """False if a weight is NaN or infinite."""
+        return are_finite(self._module.parameters())
 
     def save(self, step: int) -> CheckpointPart:
         """Write this shard's part of the checkpoint of `step`."""

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from rolecall.kit import InputError
+from rolecall.kit.checkpoint import separate_memory
 from rolecall.kit.environments import creation
 from rolecall.kit.export import write_archive
 from rolecall.workloads.reinforce import model
@@ -45,7 +46,7 @@ def write_export(folder: Path, policy: Policy, params: Params) -> Path:
         {
             "model.py": Path(model.__file__),
             "model.json": json.dumps(description, indent=1),
-            "model.safetensors": save({name: value.contiguous() for name, value in policy.state_dict().items()}),
+            "model.safetensors": save(separate_memory(policy.state_dict())),
             "README.md": _README.format(environment=params.environment.id, more=builder),
         },
     )

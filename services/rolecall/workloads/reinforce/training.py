@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolecall.kit import CheckpointManifest, CheckpointPart, PeerLost, Role, StopMode, Stopped
+from rolecall.kit import CheckpointManifest, CheckpointPart, NonFiniteLoss, PeerLost, Role, StopMode, Stopped
 from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.declarations import POLICY_LAG
 from rolecall.kit.environments import creation
@@ -18,6 +18,7 @@ from rolecall.kit.environments.inference import InferenceServer
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.environments.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
 from rolecall.kit.job_loop import JobLoop
+from rolecall.kit.optimizers import are_finite
 from rolecall.kit.worker import WorkerContext, about, measurements
 from rolecall.workloads.reinforce.build import Episode, Learner, RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
@@ -254,7 +255,10 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._unlogged = None
 
     def _evaluate(self) -> None:
-        """Evaluate the newest weights, and keep them if they are the best so far."""
+        """Evaluate the newest weights, and keep them if they are the best so far.
+
+        Raises `NonFiniteLoss` if no evaluation so far has a finite return.
+        """
         chosen = self.params.evaluation
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
@@ -263,7 +267,15 @@ class Training(JobLoop[UpdatePosition, Params]):
         self.context.report.evaluated(self.position.update, None, scores)
         self.position = replace(self.position, evaluated=self.position.update)
         best = self.position.best
-        if best is None or scores["evaluation_return"] > best["evaluation_return"]:
+        # Weights that are NaN can have a finite return: the most likely of several actions is then the first one.
+        is_finite = math.isfinite(scores["evaluation_return"]) and are_finite(self._learner.policy.parameters())
+        if best is None and not is_finite:
+            raise NonFiniteLoss(
+                f"no evaluation has a finite return and finite weights until update {self.position.update}: "
+                f"evaluation_return is {scores['evaluation_return']:.4g}; lower the learning rate or check the "
+                "environment's rewards"
+            )
+        if best is None or (is_finite and scores["evaluation_return"] > best["evaluation_return"]):
             self.position = replace(self.position, best=scores)
             self._best_weights = weights
 

@@ -19,6 +19,7 @@ from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.declarations import IN_FLIGHT
 from rolecall.kit.meter import ComputeTime, device_clock
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
+from rolecall.kit.optimizers import are_finite
 from rolecall.kit.pipelining import most_in_flight, zero_bubble
 from rolecall.kit.worker import Category, Mailbox, WorkerContext, call_limit, measurements, worker_name
 from rolecall.workloads.resnet_pipeline.build import (
@@ -245,6 +246,10 @@ class PipelineStage:
                 self._metrics.add(outputs, inbox.take(("labels", number)))
             else:
                 self._outboxes[self._index + 1].send("activation", number, outputs, max_pending=_MAX_PENDING)
+
+    def has_finite_weights(self) -> bool:
+        """False if a weight of this stage is NaN or infinite."""
+        return are_finite(self._part.blocks.parameters())
 
     def save(self, step: int) -> CheckpointPart:
         """Write this stage's part of the checkpoint of `step`; called in the first replica, all replicas are equal."""

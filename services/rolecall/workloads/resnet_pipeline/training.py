@@ -143,6 +143,10 @@ class PipelineTraining(TrainingLoop[int, Params]):
         results = call(self._stages.all, PipelineStage.evaluate, split, images)
         return merge([metrics for metrics in results if metrics is not None]).named(split)
 
+    def has_finite_weights(self) -> bool:
+        """False if a stage of the first replica has a weight that is NaN or infinite; all replicas are equal."""
+        return all(call(self._stages.pipelines[0], PipelineStage.has_finite_weights))
+
     def save_parts(self, step: int) -> list[CheckpointPart]:
         """The parts of the first replica's stages; all replicas are equal."""
         return call(self._stages.pipelines[0], PipelineStage.save, step)

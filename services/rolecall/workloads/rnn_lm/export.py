@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from rolecall.kit.checkpoint import separate_memory
 from rolecall.kit.export import write_archive
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import Corpus
@@ -42,7 +43,7 @@ def write_model(folder: Path, params: Params, corpus: Corpus, weights: dict[str,
         "model.py": Path(model.__file__),
         "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
-        "model.safetensors": save(weights),
+        "model.safetensors": save(separate_memory(weights)),
     }
     return write_archive(folder, "model.zip", files)
 

@@ -21,7 +21,14 @@ from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.precision import weight_dtype
-from rolecall.kit.structure import child_blocks, keep_blocks, require_separable, require_weights, structure_of
+from rolecall.kit.structure import (
+    child_blocks,
+    keep_blocks,
+    require_separable,
+    require_weights,
+    shared_weights,
+    structure_of,
+)
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
 from rolecall.workloads.transformer_pipeline.params import CutPoint, Model, Params, block_names
 
@@ -76,6 +83,8 @@ def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
         raise InputError(f"{name} returned a layer in which a token sees later ones; use causal attention")
     if not list(layer.parameters()):
         raise InputError(f"{name} returned a layer without weights; each stage needs weights to train")
+    if shared := list(shared_weights(layer)):
+        raise InputError(f"{name} returned a layer with shared weights: {', '.join(shared)}; give each its own")
     if len(layer.state_dict()) > len(list(layer.parameters())):
         raise InputError(f"{name} returned a layer with persistent buffers; register them with persistent=False")
 

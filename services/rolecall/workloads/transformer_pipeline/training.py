@@ -20,7 +20,7 @@ from rolecall.kit.declarations import BUBBLE
 from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import all_passes, stage_times
-from rolecall.kit.optimizers import scale_rates
+from rolecall.kit.optimizers import are_finite, scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
@@ -109,6 +109,9 @@ class Training(TrainingLoop[Batch, Params]):
             return None
         mean = self._mean_loss(sequences)
         return {f"{split}_loss": mean, f"{split}_perplexity": perplexity(mean)}
+
+    def has_finite_weights(self) -> bool:
+        return are_finite(self._parameters())
 
     def save_parts(self, step: int) -> Sequence[CheckpointPart]:
         """Weights from the first replica, since all are equal; the random state from every worker."""
