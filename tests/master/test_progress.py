@@ -158,7 +158,7 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
 
 
 async def test_the_progress_of_a_restarted_master_does_not_go_back(tmp_path: Path) -> None:
-    """It reads all streams of the attempt before it has any progress, whichever worker is heard first."""
+    """It reads all streams of the attempt before it has any progress, whichever worker reports first."""
 
     async def lines(first: int, last: int, **metrics: float) -> AsyncIterator[bytes]:
         for step in range(first, last + 1):

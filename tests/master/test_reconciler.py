@@ -108,7 +108,7 @@ async def test_a_silent_node_costs_its_jobs_an_attempt_and_is_forgotten_after_an
         assert not master.presence.is_current(NODE.name, NODE.started), "the memory forgets it as well"
 
 
-async def test_a_node_that_is_heard_while_a_pass_waits_for_the_database_is_not_lost(
+async def test_a_node_whose_heartbeat_arrives_while_a_pass_waits_for_the_database_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with on_master(tmp_path) as (master, clock):

@@ -112,7 +112,7 @@ class Reconciler:
         for name in sorted(nodes_with_workers):
             async with self.database.write() as connection:
                 if not self.presence.is_lost(name):
-                    continue  # It was heard while this waited for the database.
+                    continue  # Its heartbeat arrived while this waited for the database.
                 why = f"node {name} was lost (silent for {self.presence.silence_s(name):.1f} s)"
                 now, expendable = self.clock.now(), self.catalogue.expendable
                 loss = await transitions.lose_workers(connection, name, why, now, expendable)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.pictures import CLASSES, pictures, write_folder, write_idx
 
+from rolecall.kit.images import sources
 from rolecall.kit.images.params import Idx, Images, SyntheticImages
 from rolecall.kit.images.sources import GeneratedImages, ImageFolder, check_images, check_source, open_source
 from rolecall.spec.errors import InputError
@@ -55,6 +56,51 @@ def test_held_out_folders_may_not_have_other_classes(tmp_path: Path) -> None:
     assert open_source(str(folder), ("another", *CLASSES)).labels.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     with pytest.raises(InputError, match="classes that the training images don't have: rows"):
         open_source(str(folder), CLASSES[:2])
+
+
+def swap(first: Path, second: Path) -> None:
+    aside = first.rename(first.with_suffix(".aside"))
+    second.rename(first)
+    aside.rename(second)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda folder: swap(folder / "checks", folder / "rows"),
+        lambda folder: (folder / "rows" / "00002.png").rename(folder / "rows" / "00003.png"),
+        lambda folder: Image.new("L", (16, 16)).save(folder / "rows" / "00002.png"),
+    ],
+    ids=["labels", "names", "sizes"],
+)
+def test_folders_with_other_images_have_other_fingerprints(tmp_path: Path, edit: Callable[[Path], None]) -> None:
+    first, same, other = (write_folder(tmp_path / node, 9, 24) for node in ("a", "b", "c"))
+    (same / "checks").rename(tmp_path / "moved")
+    (same / "checks").symlink_to(tmp_path / "moved")  # Nodes may keep their files at other places.
+    edit(other)
+    fingerprints = [open_source(str(folder)).fingerprint for folder in (first, same, other)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+def test_the_sizes_of_few_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SIZED_FILES", 2)
+    folder = write_folder(tmp_path, 9, 24)
+    before = open_source(str(folder)).fingerprint
+    Image.new("L", (16, 16)).save(folder / "columns" / "00001.png")  # number 3 of 0 to 8, of which 0 and 5 are read
+    assert open_source(str(folder)).fingerprint == before
+    Image.new("L", (16, 16)).save(folder / "columns" / "00007.png")
+    assert open_source(str(folder)).fingerprint != before
+
+
+@pytest.mark.parametrize("edited", ["images", "labels"])
+def test_idx_files_with_another_byte_have_another_fingerprint(tmp_path: Path, edited: str) -> None:
+    first, same, other = (write_idx(tmp_path / node, 7, 28, packed=node == "b") for node in ("a", "b", "c"))
+    path = Path(other[edited])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    fingerprints = [open_source(Idx(**files)).fingerprint for files in (first, same, other)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def empty_classes(folder: Path) -> str:

@@ -18,7 +18,7 @@ def stored(folder: Path) -> EncodedTable:
     records = np.zeros(3, COLUMNS.record)
     records["label"] = [1, 0, 1]
     records.tofile(folder / "train")
-    table = EncodedTable(folder, COLUMNS, {"train": 3, "validation": 0}, 2, ("low", "high"))
+    table = EncodedTable(folder, COLUMNS, {"train": 3, "validation": 0}, 2, ("low", "high"), "hash of the rows")
     store_table(table)
     return table
 
@@ -32,7 +32,7 @@ def test_a_stored_table_is_loaded_unchanged(tmp_path: Path) -> None:
     assert loaded.records("validation").shape == (0,)
 
 
-def test_the_fingerprint_is_about_dictionaries_classes_and_counts(tmp_path: Path) -> None:
+def test_the_fingerprint_is_about_dictionaries_classes_counts_and_rows(tmp_path: Path) -> None:
     table = stored(tmp_path)
     (column,), (number,) = COLUMNS.ids, COLUMNS.numbers
     others = [
@@ -40,8 +40,9 @@ def test_the_fingerprint_is_about_dictionaries_classes_and_counts(tmp_path: Path
         replace(table, classes=("high", "low")),
         replace(table, rows={"train": 3, "validation": 1}),
         replace(table, bad_rows=0),
+        replace(table, digest="another"),
     ]
-    assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 6
     # The mean may differ in the last bit between CPU types.
     nearly = replace(table, columns=Columns(COLUMNS.ids, (replace(number, mean=1.0000000001),)))
     assert nearly.fingerprint == table.fingerprint

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rolecall.kit.data_order import held_out
-from rolecall.kit.tables.encoded import EncodedTable
+from rolecall.kit.tables.encoded import SPLITS, EncodedTable
 from rolecall.kit.tables.opening import open_table_source
 from rolecall.spec.errors import InputError
 
@@ -45,6 +45,38 @@ def test_the_hold_out_separates_the_rows(tmp_path: Path) -> None:
     assert 25 < held.sum() < 75
     assert encoded.fingerprint == source.encoded_table(tmp_path / "other").fingerprint
     assert encoded.fingerprint != opened(tmp_path, *rows[:-1], validation=0.25).fingerprint
+
+
+SWAPPED = {
+    "labels": ("0,a,1", "1,b,2", "1,a,3", "0,b,4"),
+    "values": ("1,b,1", "0,a,2", "1,a,3", "0,b,4"),
+    "numbers": ("1,a,2", "0,b,1", "1,a,3", "0,b,4"),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("transform", ["normalize", "buckets"])
+@pytest.mark.parametrize("swapped", SWAPPED)
+def test_tables_that_differ_in_two_values_have_other_fingerprints(
+    tmp_path: Path, split: str, transform: str, swapped: str
+) -> None:
+    rows = ("1,a,1", "0,b,2", "1,a,3", "0,b,4")
+    found: list[EncodedTable] = []
+    for node, edited in (("a", rows), ("b", rows), ("c", SWAPPED[swapped])):
+        (tmp_path / node).mkdir()
+        paths = {name: [str(csv(tmp_path / node / name, *(edited if name == split else rows)))] for name in SPLITS}
+        data = table(paths.pop("train"), format="csv", numeric=[{"column": "n", "transform": transform}], **paths)
+        found.append(open_table_source(data, 0).encoded_table(tmp_path / node / "cache"))
+    first, same, other = found
+    assert (first.rows, first.columns.ids) == (other.rows, other.columns.ids)
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path) -> None:
+    csv(tmp_path / "1.csv", *ROWS[:2])
+    csv(tmp_path / "2.csv", *ROWS[2:])
+    parts = open_table_source(table([str(tmp_path / "1.csv"), str(tmp_path / "2.csv")]), 0)
+    assert parts.encoded_table(tmp_path / "cache").fingerprint == opened(tmp_path).fingerprint
 
 
 def test_streamed_training_rows_are_counted_and_not_stored(tmp_path: Path) -> None:

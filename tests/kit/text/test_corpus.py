@@ -82,6 +82,22 @@ def test_a_corpus_is_built_once(tmp_path: Path) -> None:
     assert corpus(tmp_path, vocabulary=5).folder != first.folder
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_texts_of_one_length_and_vocabulary_have_other_fingerprints(tmp_path: Path, split: str) -> None:
+    found: list[Corpus] = []
+    for node in ("a", "b", "c"):
+        texts = dict.fromkeys(SPLITS, "ab\nab\n") | ({split: "ba\nab\n"} if node == "c" else {})
+        (tmp_path / node).mkdir()
+        for name, text in texts.items():
+            (tmp_path / node / name).write_text(text)
+        paths = {name: [str(tmp_path / node / name)] for name in SPLITS}
+        found.append(open_corpus(Text.model_validate({**paths, "tokens": "character"}), tmp_path / node / "cache"))
+    first, same, edited = found
+    assert first.tokenizer_json == edited.tokenizer_json
+    assert len(first.tokens("train")) == len(edited.tokens("train"))
+    assert first.fingerprint == same.fingerprint != edited.fingerprint
+
+
 def test_a_line_longer_than_the_limit_is_read_in_chunks(tmp_path: Path) -> None:
     found = corpus(tmp_path, "ab" * 100_000, tokens="character", validation=0.5)
     assert len(found.tokens("train")) + len(found.tokens("validation")) == 200_000

@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.pictures import write_idx
 from torchvision.models.resnet import BasicBlock
 
 from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline import build
-from rolecall.workloads.resnet_pipeline.build import ModelPart, block_costs, given_cuts, whole_model
+from rolecall.workloads.resnet_pipeline.build import (
+    Dataset,
+    DatasetInfo,
+    ModelPart,
+    block_costs,
+    given_cuts,
+    whole_model,
+)
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -228,3 +236,13 @@ def test_costs_that_a_job_has_broken_are_measured_again(
     monkeypatch.setattr(build, "_measure", lambda *_: [2.0] * len(NAMES))
     assert block_costs(params(), 3, CPU, tmp_path) == [2.0] * len(NAMES)
     assert "costs.json doesn't hold the costs of" in caplog.text
+
+
+def test_replicas_see_from_their_infos_that_a_split_has_other_images(tmp_path: Path) -> None:
+    infos: list[DatasetInfo] = []
+    for node, seed in (("a", 0), ("b", 0), ("c", 1)):
+        held_out = write_idx(tmp_path / node / "held-out", 9, 16, seed)
+        data = {"train": write_idx(tmp_path / node, 9, 16), "validation": held_out, "size": 16}
+        infos.append(Dataset(params(data=data), replica=0, device=CPU).info)
+    assert infos[0] == infos[1] != infos[2]
+    assert infos[0].images == infos[2].images

@@ -31,6 +31,7 @@ class Script:
     def __init__(self) -> None:
         self.images = {name: {"train": 20, "validation": 7} for name in STAGES}
         self.blocks: dict[str, bool] = {}
+        self.fingerprints = {name: {"train": "f", "validation": "f"} for name in STAGES}
         self.costs = {name: [1.0] * len(NAMES) for name in STAGES}
         self.steps = dict.fromkeys(STAGES, StageStep(0.0, 0.0))
         self.metrics: dict[str, ClassMetrics | None] = dict.fromkeys(STAGES)
@@ -43,7 +44,7 @@ class Script:
 
     def _answer(self, name: str, method: Callable[..., Any]) -> Any:
         answers: dict[Callable[..., Any], Any] = {
-            PipelineStage.open: DatasetInfo(("a", "b", "c"), self.images[name]),
+            PipelineStage.open: DatasetInfo(("a", "b", "c"), self.images[name], self.fingerprints[name]),
             PipelineStage.blocks: self.blocks,
             PipelineStage.measure: self.costs[name],
             PipelineStage.train: self.steps[name],
@@ -153,7 +154,7 @@ def test_the_tutorials_optimizer_gets_no_argument_that_torch_2_11_refuses(
 
 
 def test_replicas_that_read_other_images_end_the_job(start: Callable[..., PipelineTraining], script: Script) -> None:
-    script.images["stage-2"] = {"train": 21, "validation": 7}
+    script.fingerprints["stage-2"] = {"train": "f", "validation": "g"}  # As many images.
     with pytest.raises(InputError, match="stage-2 and stage-0 read different images"):
         start()
     assert "build" not in {method for _, method, _ in script.calls}

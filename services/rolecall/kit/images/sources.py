@@ -4,6 +4,7 @@ IDX: http://yann.lecun.com/exdb/mnist: two zero bytes, the type (8 for unsigned 
 dimension as a big-endian 32-bit number, then the values.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", "
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, such as Ghostscript
 _UNSIGNED_BYTE = 8
 _CELLS = 4  # the pattern of a class has 4 × 4 cells
+_SIZED_FILES = 10_000
 # Purposes of derived seeds: an image's number for its pixels, numbers that no image has for the rest.
 _LABELS, _PATTERNS = 2**63, 2**63 + 1
 
@@ -42,6 +44,11 @@ class LabeledImages(Protocol):
         """[n] class indices."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash by which nodes compare their images; empty if the images follow from the parameters."""
+        ...
+
     def image(self, number: int) -> Image.Image:
         """One image, not resized."""
         ...
@@ -55,6 +62,8 @@ class ImageFolder:
     labels: NDArray[np.int64]
     paths: list[str]
     access: DataAccess
+    fingerprint: str
+    """A hash of the classes, the names of all images in them, and the sizes of some files."""
 
     def image(self, number: int) -> Image.Image:
         """Raises `InputError` if the file is not an image, or jobs may not read it."""
@@ -74,6 +83,8 @@ class IdxImages:
     labels: NDArray[np.int64]
     pixels: NDArray[np.uint8]
     """[n, height, width]"""
+    fingerprint: str
+    """A hash of all pixels and labels."""
 
     def image(self, number: int) -> Image.Image:
         """A grayscale image."""
@@ -82,6 +93,8 @@ class IdxImages:
 
 class GeneratedImages:
     """Square RGB images, each a function of (seed, number): first those of training and validation, then the test."""
+
+    fingerprint = ""
 
     def __init__(self, chosen: SyntheticImages, size: int) -> None:
         self._size, self._seed = size, chosen.seed
@@ -131,13 +144,23 @@ def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
         raise InputError(f"{one_line(source)} has classes that the training images don't have: {_join(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
+    digest = hashlib.sha256()
     for name, folder in folders.items():
         found = list(_image_paths(folder, access))
         paths += found
         labels += [names.index(name)] * len(found)
+        # Folders, but not the names in them, may lie at another place on another node.
+        digest.update(b"".join(os.fsencode(path.removeprefix(folder)) + b"\0" for path in (name, *found)))
     if not paths:
         raise InputError(f"{one_line(source)} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
-    return ImageFolder(names, np.array(labels, np.int64), paths, access)
+    # To read all images takes as long as an epoch. Other images under the same names most likely have other sizes; a
+    # sample of them bounds the time on a network file system.
+    for path in paths[:: -(-len(paths) // _SIZED_FILES)]:
+        try:
+            digest.update(b"%d," % os.stat(path).st_size)
+        except OSError as error:
+            raise InputError(f"{one_line(path)} can't be read: {error.strerror}; repair or remove it") from error
+    return ImageFolder(names, np.array(labels, np.int64), paths, access, digest.hexdigest())
 
 
 def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
@@ -169,7 +192,9 @@ def _image_paths(folder: str, access: DataAccess) -> Iterator[str]:
         raise InputError(f"{one_line(folder)} can't be read as a folder: {error.strerror}") from error
     for entry in ordered:
         if not entry.is_dir() and entry.name.lower().endswith(_SUFFIXES):
-            yield access.resolve(entry.path) if entry.is_symlink() else entry.path
+            if entry.is_symlink():
+                access.resolve(entry.path)
+            yield entry.path
     for entry in ordered:
         if entry.is_dir(follow_symlinks=False):
             yield from _image_paths(entry.path, access)
@@ -183,7 +208,9 @@ def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> IdxImages:
     if count > len(names):
         shown = one_line(source.labels)
         raise InputError(f"{shown} has a label {count - 1}, but there are {len(names)} classes: {_join(names)}")
-    return IdxImages(names, labels.astype(np.int64), pixels)
+    digest = hashlib.sha256(labels.data)
+    digest.update(pixels.data)  # They are in memory: about 0.6 s per GB.
+    return IdxImages(names, labels.astype(np.int64), pixels, digest.hexdigest())
 
 
 def _idx_shapes(source: Idx) -> list[tuple[File, tuple[int, ...]]]:

@@ -27,15 +27,17 @@ class EncodedTable:
     """Rows that could not be parsed and were skipped."""
     classes: tuple[str, ...] = ()
     """The values of a label with classes, in the order of their indices; otherwise empty."""
+    digest: str = ""
+    """A hash of the rows on disk; empty for generated rows, which follow from the parameters."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of dictionaries, classes and row counts.
+        """A hash of dictionaries, classes, row counts and the rows on disk, thus not of streamed rows.
 
         Means and quantiles are not in it, because they may differ in the last bit between CPU types.
         """
         dictionaries = [(column.offset, column.size, column.values) for column in self.columns.ids]
-        content = [dictionaries, self.classes, self.rows, self.bad_rows]
+        content = [dictionaries, self.classes, self.rows, self.bad_rows, self.digest]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def records(self, split: str) -> NDArray[np.void]:
@@ -47,7 +49,8 @@ class EncodedTable:
 def store_table(table: EncodedTable) -> None:
     """Write the description of `table` next to its records."""
     content = {"columns": asdict(table.columns), "rows": table.rows, "bad_rows": table.bad_rows}
-    (table.folder / "about.json").write_text(json.dumps(content | {"classes": table.classes}))
+    content |= {"classes": table.classes, "digest": table.digest}
+    (table.folder / "about.json").write_text(json.dumps(content))
 
 
 def load_table(folder: Path) -> EncodedTable:
@@ -55,4 +58,5 @@ def load_table(folder: Path) -> EncodedTable:
     about: dict[str, Any] = json.loads((folder / "about.json").read_text())
     ids = tuple(IdColumn(**column) for column in about["columns"]["ids"])
     numbers = tuple(NumberColumn(**column) for column in about["columns"]["numbers"])
-    return EncodedTable(folder, Columns(ids, numbers), about["rows"], about["bad_rows"], tuple(about["classes"]))
+    columns, classes = Columns(ids, numbers), tuple(about["classes"])
+    return EncodedTable(folder, columns, about["rows"], about["bad_rows"], classes, about["digest"])

@@ -23,7 +23,7 @@ from rolecall.kit.tables.encoding import FIRST, IdColumn, NumberColumn
 from rolecall.kit.tables.params import Synthetic, SyntheticData
 from rolecall.spec.errors import InputError
 
-_LAYOUT = 1
+_LAYOUT = 2
 _CHUNK_VALUES = 1 << 20
 _SLOPE = 1.702
 """The slope at which a logistic function is close to the standard normal distribution function."""

@@ -306,11 +306,13 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """Classes and split sizes of the images."""
+    """Classes of the images, and what replicas must agree on about each split."""
 
     classes: tuple[str, ...]
     images: dict[str, int]
     """The number of images by split."""
+    fingerprints: dict[str, str]
+    """The fingerprint of its source by split."""
 
 
 class Dataset:
@@ -329,7 +331,9 @@ class Dataset:
             replicas=params.replicas,
             processes=data.loader_processes,
         )
-        self.info = DatasetInfo(train.source.classes, {name: len(split) for name, split in self._splits.items()})
+        images = {name: len(split) for name, split in self._splits.items()}
+        fingerprints = {name: split.source.fingerprint for name, split in self._splits.items()}
+        self.info = DatasetInfo(train.source.classes, images, fingerprints)
 
     def training_batch(self, epoch: int, step: int) -> Batch:
         """The replica's share of batch `step` of `epoch`."""
