@@ -111,6 +111,7 @@ CONTESTS = (
             Contender("tutorial's own program", _own_program()),
             Contender("tutorial protocol", _gang(protocol="tutorial")),
             Contender("1F1B", _gang()),
+            Contender("1F1B in bfloat16", _gang(precision="bfloat16")),
         ],
         goals=[
             RateGoal("1F1B", 0.92, "ideal"),
