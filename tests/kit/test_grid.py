@@ -1,5 +1,5 @@
 # pyright: standard
-"""Coordinates in the mesh and the sum of gradients, by a group of one process."""
+"""Coordinates in the grid and the sum of gradients, by a group of one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from rolecall.kit import grid
 from rolecall.kit.grid import make_grid
+from rolecall.runtime.backends import COLLECTIVE_TIMEOUT
 
 CPU = torch.device("cpu")
 
@@ -25,6 +26,8 @@ def group(tmp_path: Path) -> Iterator[None]:
 def test_one_process_is_the_first_in_every_dimension() -> None:
     made = make_grid(1, CPU)
     assert (made.replica, made.replicas, made.rank, made.ranks) == (0, 1, 0, 1)
+    for group in (made.pipeline_group, made.replica_group):
+        assert group._get_backend(CPU).options._timeout == COLLECTIVE_TIMEOUT, "torch's is 30 minutes"
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.tensor([1.0, 2.0])
     made.all_reduce_gradients([weight])

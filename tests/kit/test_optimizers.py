@@ -128,7 +128,9 @@ def test_zeros_of_no_rows() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_single_bad_value_is_found(bad: float, dtype: torch.dtype) -> None:
-    weights = [torch.tensor(7), torch.ones(0), torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype)]
+    mask = nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
+    weight = nn.Parameter(torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype))
+    weights = [mask, nn.Parameter(torch.ones(0)), weight]
     assert optimizers.are_finite(weights)
-    weights[2][1, 2] = bad
+    weight.data[1, 2] = bad
     assert not optimizers.are_finite(weights)

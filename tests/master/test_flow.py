@@ -8,8 +8,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.blobs import Blobs
+from rolecall.master.store.database import Database
+from rolecall.spec.errors import StaleAttempt
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import DesiredWorker
@@ -338,17 +341,31 @@ async def overtaken(url: str, change: str) -> AsyncGenerator[None]:
                 await asyncio.sleep(0.01)
             other.commit()
 
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             tasks.create_task(commit_when_waited_for())
             yield
 
 
 @pytest.mark.slow
-async def test_calls_that_a_change_overtakes_see_its_outcome(tmp_path: Path, postgres_url: str) -> None:
+async def test_calls_that_a_change_overtakes_see_its_outcome(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL lets them read the row first, and then wait for the other transaction."""
+    overtakings, write = list[StaleAttempt](), Database.write
+
+    @asynccontextmanager
+    async def noting(database: Database) -> AsyncGenerator[AsyncConnection]:
+        try:
+            async with write(database) as connection:
+                yield connection
+        except StaleAttempt as error:
+            overtakings.append(error)
+            raise
+
+    monkeypatch.setattr(Database, "write", noting)
     async with serving(make_settings(tmp_path, database_url=postgres_url)) as client:
         node = await one_trainer(client, slots=1)
-        await client.submit(roles=ONE_TRAINER)
+        first = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.STARTING)
         async with overtaken(postgres_url, "UPDATE workers SET state = 'stopped'"):
@@ -361,6 +378,8 @@ async def test_calls_that_a_change_overtakes_see_its_outcome(tmp_path: Path, pos
         async with overtaken(postgres_url, f"UPDATE jobs SET attempt = attempt + 1 WHERE id = '{waits}'"):
             answer = await client.user("DELETE", f"/jobs/{waits}", params={"force": True})
         assert answer.status_code == 204, answer.text
+        await client.user("DELETE", f"/jobs/{first}", params={"force": True})
+    assert len(overtakings) >= 6, "one for each call"
 
 
 @pytest.mark.slow

@@ -177,7 +177,17 @@ def test_the_last_failure_of_expendable_workers_is_the_cause_if_too_few_of_them_
     assert lifecycle.cause_of(gang, EXPENDABLE) == "observer-1 on observer-1: TypeError: the last one"
     step = lifecycle.next_step(gang, EXPENDABLE, set(), NOW)
     assert step is not None
-    assert step.after is J.FAILED, "the error isn't retryable"
+    assert step.after is J.QUEUED, "another attempt can have its observers on other nodes"
+
+
+def test_a_failure_that_the_gang_tolerated_is_not_the_cause_of_a_later_loss() -> None:
+    failures = {
+        1: fail(9, message="PeerLost: 0 of 2 observers remain", consequence=True),
+        2: fail(3, message="InputError: tolerated", retryable=False),
+        3: fail(8, message="RuntimeError: connection reset by peer", consequence=True),
+    }
+    gang = make_gang(J.STOPPING, X, F, L, F, stop=StopMode.ABORT, failures=failures)
+    assert lifecycle.cause_of(gang, EXPENDABLE) == "trainer-0 on trainer-0: PeerLost: 0 of 2 observers remain"
 
 
 def test_an_error_of_a_worker_that_the_gang_needs_is_the_cause_whatever_failed_before() -> None:

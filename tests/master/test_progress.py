@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import math
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -157,7 +158,9 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
     await database.close()
 
 
-async def test_the_progress_of_a_restarted_master_does_not_go_back(tmp_path: Path) -> None:
+async def test_the_progress_of_a_restarted_master_does_not_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It reads all streams of the attempt before it has any progress, whichever worker reports first."""
 
     async def lines(first: int, last: int, **metrics: float) -> AsyncIterator[bytes]:
@@ -172,12 +175,26 @@ async def test_the_progress_of_a_restarted_master_does_not_go_back(tmp_path: Pat
     await streams.append(KEY, 0, lines(1, 1100, validation_auc=0.9))
     other = StreamKey("toy-1", 1, 1, "progress")
     await streams.append(other, 0, lines(1, 1000, loss=2.0))
+    reads = Counter[StreamKey]()
+    read = Streams.lines
+
+    def counted(self: Streams, key: StreamKey, start: int = 0) -> Iterator[bytes]:
+        reads[key] += 1
+        if key.rank == 2:
+            raise OSError(errno.EIO, "I/O error")
+        return read(self, key, start)
+
+    monkeypatch.setattr(Streams, "lines", counted)
+    await streams.append(StreamKey("toy-1", 1, 2, "progress"), 0, lines(1, 1))
     book = ProgressBook(streams)
-    reading = asyncio.create_task(book.ingest(database, other))
-    while not reading.done():
+    reading = [asyncio.create_task(book.ingest(database, key)) for key in (other, KEY) * 9]
+    while not all(one.done() for one in reading):
         assert (book.of_job("toy-1", 1) or Progress(step=1100)).step == 1100
         await asyncio.sleep(0)
+    await asyncio.gather(*reading)
     await book.flush(database)
+    assert max(reads.values()) < 15, "once for each call, and for each batch"
+    assert reads[StreamKey("toy-1", 1, 2, "progress")] == 1, "what can't be read keeps back no other progress"
     async with database.read() as connection:
         progress = (await jobs.get(connection, "toy-1")).progress
     assert (progress.step, progress.loss, progress.metrics) == (1100, 2.0, {"validation_auc": 0.9})

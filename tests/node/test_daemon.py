@@ -116,7 +116,7 @@ def test_an_error_nobody_expects_costs_one_worker(master: ScriptedMaster) -> Non
         assert "the node failed to run the worker: OverflowError" in report.failure.message
     finally:
         master.reported_size = None
-    assert gone({report.pid or 0}, 1.0)
+    assert gone({report.pid or 0}, 5.0)
     assert master.ended(master.want(launch("expected", "succeed"))).state is WorkerState.SUCCEEDED
 
 
@@ -159,7 +159,7 @@ def test_children_of_a_worker_that_dies_go_with_it(master: ScriptedMaster) -> No
     master.wait(lambda: "child" in master.text(key))
     child = int(re.findall(r"child (\d+)", master.text(key))[0])
     os.kill(pid, signal.SIGKILL)
-    assert gone({child}, 1.0)
+    assert gone({child}, 5.0)
 
 
 def test_a_worker_that_is_asked_may_leave(master: ScriptedMaster) -> None:
@@ -195,7 +195,7 @@ def test_a_worker_that_is_not_desired_is_killed(master: ScriptedMaster) -> None:
     key = master.want(launch("unwanted", "stay"))
     pid = master.joined(key).pid or 0
     master.drop(key)
-    assert gone({pid}, 1.0)
+    assert gone({pid}, 5.0)
 
 
 def test_a_gang_that_stops_before_its_start_is_declined(master: ScriptedMaster) -> None:
@@ -332,7 +332,7 @@ def test_workers_continue_while_the_master_is_unavailable_and_their_end_is_repor
             pid = master.joined(key).pid or 0
         assert not gone({pid}, 0.5)
         os.kill(pid, signal.SIGKILL)
-        assert gone({pid}, 1.0)
+        assert gone({pid}, 5.0)
         with master.serving():
             assert master.ended(key, 5.0).exit_code == -signal.SIGKILL
             assert len(master.specs) == 1
@@ -352,7 +352,7 @@ def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Pat
         report = master.ended(key, 2.0)
         assert report.failure
         assert "the fork server ended with SIGKILL" in report.failure.message
-        assert gone({pid, *fled}, 1.0)
+        assert gone({pid, *fled}, 5.0)
         assert master.ended(master.want(launch("next", "succeed")), 60).state is WorkerState.SUCCEEDED
         master.drop(key)
         master.drop(Key("next", 1, 0))
@@ -382,7 +382,7 @@ def test_a_node_that_is_asked_to_end_drains(tmp_path: Path) -> None:
         assert node.wait(5) == 0
         assert "asked: drain" in master.text(key)
         assert [name for name, _ in master.left] == ["n"]
-        assert gone(family, 0.5)
+        assert gone(family, 5.0)
 
 
 def test_a_second_signal_forces_the_exit(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_second_signal_forces_the_exit(tmp_path: Path) -> None:
         master.wait(lambda: master.beats[-1].draining)
         node.send_signal(signal.SIGINT)
         assert node.wait(3) == 0
-        assert gone(family, 0.5)
+        assert gone(family, 5.0)
 
 
 FAILING_CACHE = """

@@ -1,11 +1,13 @@
 """A worker's pipeline rank and replica, and its process groups."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+
+from rolecall.runtime.backends import COLLECTIVE_TIMEOUT
 
 _BUCKET_SIZE = 4 * 2**20
 """Elements in one all-reduce."""
@@ -13,7 +15,7 @@ _BUCKET_SIZE = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A worker's coordinates in the mesh replicas × pipeline ranks; consecutive ranks form one pipeline."""
+    """A worker's coordinates in the grid of replicas × pipeline ranks; consecutive ranks form one pipeline."""
 
     replica: int
     replicas: int
@@ -41,18 +43,28 @@ def make_grid(replicas: int, device: torch.device) -> Grid:
     """The grid of this process; the default process group must have all stages and no other workers."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.init()  # otherwise the mesh selects a device
-    shape = (replicas, dist.get_world_size() // replicas)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "stage"))
+    world = dist.get_world_size()
+    ranks = world // replicas
+    replica, rank = divmod(dist.get_rank(), ranks)
     return Grid(
-        replica=mesh.get_local_rank("replica"),
-        replicas=shape[0],
-        rank=mesh.get_local_rank("stage"),
-        ranks=shape[1],
-        pipeline_group=mesh.get_group("stage"),
-        replica_group=mesh.get_group("replica"),
+        replica=replica,
+        replicas=replicas,
+        rank=rank,
+        ranks=ranks,
+        pipeline_group=own_group([range(start, start + ranks) for start in range(0, world, ranks)]),
+        replica_group=own_group([range(index, world, ranks) for index in range(ranks)]),
         device=device,
     )
+
+
+def own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """The process group of this rank, with the gang's time limit, because torch's is 10 or 30 minutes.
+
+    All ranks must call it with the same `groups`, which must contain each rank once.
+    """
+    members = [list(group) for group in groups]
+    group, _ = dist.new_subgroups_by_enumeration(members, timeout=COLLECTIVE_TIMEOUT)
+    return cast(dist.ProcessGroup, group)  # torch returns none only to other ranks
 
 
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

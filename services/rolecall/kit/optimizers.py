@@ -109,8 +109,8 @@ def scale_gradients(parameters: Iterable[nn.Parameter], scale: float) -> None:
             parameter.grad.mul_(scale)
 
 
-def are_finite(weights: Iterable[Tensor]) -> bool:
-    """False if a value is NaN or infinite."""
+def are_finite(weights: Iterable[nn.Parameter]) -> bool:
+    """False if a value is NaN or infinite. Frozen weights don't count: a mask can be -inf."""
     # Unlike `isfinite`, the extremes need no memory, which a server may lack for a large table. NaN is both extremes.
-    floating = (weight.detach() for weight in weights if weight.is_floating_point() and weight.numel())
-    return all(math.isfinite(extreme) for weight in floating for extreme in weight.aminmax())
+    trained = (weight.detach() for weight in weights if weight.requires_grad and weight.numel())
+    return all(math.isfinite(extreme) for weight in trained for extreme in weight.aminmax())

@@ -221,8 +221,9 @@ def _finish(gang: Gang, expendable: Collection[Role]) -> JobStep:
 
 
 def _try_again(gang: Gang, expendable: Collection[Role]) -> JobStep:
-    found, cause = _root_cause(gang, expendable), cause_of(gang, expendable) or gang.job.reason
-    if found is not None and not found[1].retryable:
+    failure = first_cause([failure for _, failure in _blamed(gang, expendable)])
+    cause = cause_of(gang, expendable) or gang.job.reason
+    if failure is not None and not failure.retryable:
         return JobStep(JobState.FAILED, cause)
     if gang.job.restarts >= gang.job.max_restarts:
         return JobStep(JobState.FAILED, cause)
@@ -236,11 +237,16 @@ def _root_cause(gang: Gang, expendable: Collection[Role]) -> tuple[WorkerRecord,
     """
     blamed = _blamed(gang, expendable)
     cause = first_cause([failure for _, failure in blamed])
-    spared = [worker for worker in gang.workers if worker.state in _FAILED and _is_spared(worker, expendable)]
-    peers = [(worker, worker.failure) for worker in spared if worker.failure and not worker.failure.consequence]
-    if cause is not None and cause.consequence and peers:
+    if cause is not None and cause.consequence:
+        spared = [worker for worker in gang.workers if worker.state in _FAILED and _is_spared(worker, expendable)]
+        # Consequences that are later come from the end of the gang.
+        peers = [
+            (w, w.failure) for w in spared if w.failure and (w.failure.at <= cause.at or not w.failure.consequence)
+        ]
         # The gang continued without those that failed before the last one.
-        return max(peers, key=lambda peer: peer[1].at)
+        worker, failure = max(peers, key=lambda peer: peer[1].at, default=(None, cause))
+        if worker is not None and not failure.consequence:
+            return worker, failure
     return next((one for one in blamed if one[1] is cause), None)
 
 

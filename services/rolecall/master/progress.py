@@ -43,12 +43,8 @@ class ProgressBook:
         calls for a stream share the work.
         """
         reader = self._readers.setdefault(key.job, _JobReader(self._streams))
-        if reader.is_complete:
-            return await reader.read(database, key)
-        keys = await asyncio.to_thread(self._streams.progress_streams, key.job, key.attempt)
-        has_first_step = any([await reader.read(database, one) for one in keys])
-        reader.is_complete = True
-        return has_first_step
+        has_first_step = await reader.begin(database, key)
+        return await reader.read(database, key) or has_first_step
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
@@ -91,7 +87,7 @@ class _JobReader:
         self.stored: Latest | None = None
         """The progress that is stored."""
         self._latest: Latest | None = None
-        self._lock = asyncio.Lock()
+        self._beginning, self._lock = asyncio.Lock(), asyncio.Lock()
         self._offsets: dict[StreamKey, int] = {}
         self._names: dict[StreamKey, SeriesNames] = {}
         self._unsaved = OncePerReason()
@@ -103,6 +99,24 @@ class _JobReader:
     def newest(self) -> Latest | None:
         """The newest progress; None until it is complete."""
         return self._latest if self.is_complete else None
+
+    async def begin(self, database: Database, key: StreamKey) -> bool:
+        """Read all streams of an attempt, once. Returns whether a first step was among their lines."""
+        has_first_step = False
+        async with self._beginning:
+            if self.is_complete:
+                return False
+            for one in await asyncio.to_thread(self._streams.progress_streams, key.job, key.attempt):
+                try:
+                    has_first_step |= await self.read(database, one)
+                except OSError as error:
+                    if one == key:
+                        raise
+                    # It must not keep the progress of the others back.
+                    text = "the progress of rank %d can't be read: %s"
+                    _LOG.warning(text, one.rank, error, extra=about("progress_unread", job=key.job))
+            self.is_complete = True
+        return has_first_step
 
     async def read(self, database: Database, key: StreamKey) -> bool:
         """Read the new lines of a stream. Returns whether a first step was among them."""

@@ -120,13 +120,14 @@ class ForkClient:
         earlier = children()
         ours, theirs = socket.socketpair()
         with theirs:
+            # First, because a failure then leaves no process.
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
             try:
                 process = _spawn(theirs.fileno(), self._arguments)
             except OSError:
-                ours.close()
+                self._writer.close()
                 raise
         self.pid = process.pid
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         try:
             # A server that dies with a request unread resets the connection.
             with contextlib.suppress(ConnectionError):

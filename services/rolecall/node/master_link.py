@@ -186,18 +186,19 @@ class MasterLink:
 
         The master must know about running workers: the heartbeat then reports the previous findings.
         """
+        limit = asyncio.timeout(_CHECK_S)
         try:
-            async with asyncio.timeout(_CHECK_S):
+            async with limit:
                 await self._check()
-        except TimeoutError:
+        except Exception:  # noqa: BLE001 - the next check is as good
+            if not limit.expired():
+                text = "the node's self-check failed; reporting the previous findings"
+                _LOG.exception(text, extra=self._about("self_check_failed"))
+                return
             _LOG.warning(
                 "the node's self-check takes more than %g s; reporting the previous findings",
                 _CHECK_S,
                 extra=self._about("self_check_slow"),
-            )
-        except Exception:  # noqa: BLE001 - the next check is as good
-            _LOG.exception(
-                "the node's self-check failed; reporting the previous findings", extra=self._about("self_check_failed")
             )
 
     async def _check(self) -> None:

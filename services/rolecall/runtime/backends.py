@@ -17,6 +17,9 @@ from rolecall.spec.plan import GangPlan, WorkerPlan
 
 HOST = "rolecall-host"
 """The backend whose groups are a `HostGroup`."""
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""Only for deadlocks: a dead peer closes its connections, and nodes detect stopped ones. A worker can wait for another
+one that encodes its input, stores a checkpoint or writes an export, which takes hours for large ones."""
 
 
 def choose_backend(members: Sequence[WorkerPlan]) -> str:

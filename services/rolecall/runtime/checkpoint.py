@@ -124,9 +124,9 @@ class Checkpoints:
 
 
 def separate_memory(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors, detached and contiguous, without two in the same memory, which safetensors refuses.
+    """The tensors, detached and contiguous, and tied weights as copies, because safetensors refuses to share memory.
 
-    Tied weights therefore keep all their names, each of which `load_state_dict` needs.
+    So they keep all their names, each of which `load_state_dict` needs.
     """
     separate: dict[str, torch.Tensor] = {}
     seen: set[int] = set()

@@ -22,7 +22,7 @@ from torch.distributed import rpc
 from rolecall.logs import about
 from rolecall.network import links
 from rolecall.runtime import gang_store, shared_memory
-from rolecall.runtime.backends import choose_backend, shared_gpus
+from rolecall.runtime.backends import COLLECTIVE_TIMEOUT, choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.heap import keep_freed_memory
 from rolecall.runtime.reporter import Reporter
@@ -34,11 +34,9 @@ from rolecall.spec.workload import Workload
 _JOIN_TIMEOUT_S = 120.0
 _PROBE_S = 10.0
 _EXCHANGE_TIMEOUT_S = 30.0
-# Long, because they are only for deadlocks: a dead peer closes its connections, and nodes detect stopped ones. In a
-# collective, a worker can wait for another one that encodes its input, stores a checkpoint or writes an export, which
-# takes hours for large ones.
+# Long, because it is only for slow calls (an evaluation, an upload) and deadlocks: a dead peer closes its connections,
+# and nodes detect stopped ones.
 _CALL_TIMEOUT_S = 600.0
-_COLLECTIVE_TIMEOUT_S = 24 * 3600.0
 _MIN_RPC_THREADS = 16
 # TensorPipe's transport `shm` polls continuously in every process. With fewer idle cores than workers, this slows the
 # workers down: a job of four workers on two cores did 30 steps per second, and 82 over sockets. Instead, large tensors
@@ -230,7 +228,7 @@ def _join_process_group(launch: WorkerLaunch, workload: Workload[Any], store: di
         store=dist.PrefixStore("process-group", store),
         rank=members.index(launch.worker),
         world_size=len(members),
-        timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
+        timeout=COLLECTIVE_TIMEOUT,
     )
 
 

@@ -93,6 +93,7 @@ def test_none_pads_and_the_others_share_slots(tmp_path: Path) -> None:
         (12, 2, nn.BatchNorm1d(4), False),
         (9, 2, nn.SyncBatchNorm(4), False),
         (9, 2, nn.LayerNorm(4), False),
+        (9, 2, nn.Sequential(nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2), nn.Flatten()), False),
     ],
 )
 def test_batch_norm_needs_two_rows_of_each_batch(
@@ -103,7 +104,7 @@ def test_batch_norm_needs_two_rows_of_each_batch(
     assert (1 in shares) == (rows in (9, 11))
     dense = nn.Sequential(nn.Linear(2, 4), layer)
     with pytest.raises(InputError, match="change batch_size") if refused else nullcontext():
-        require_normalizable_shares(dense, batches, trainers)
+        require_normalizable_shares(dense, 2, batches, trainers)
 
 
 def test_random_batches_count_as_their_smallest(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """Builds what a job's parameters describe: batches of tensors, table and dense layers."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -126,16 +127,22 @@ def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
     return own
 
 
-def require_normalizable_shares(dense: nn.Module, batches: TableBatches, trainers: int) -> None:
-    """Raises `InputError` if the layers contain BatchNorm and a trainer gets a single row of a batch."""
+def require_normalizable_shares(dense: nn.Module, inputs: int, batches: TableBatches, trainers: int) -> None:
+    """Raises `InputError` if a trainer gets a single row of a batch, which the layers' BatchNorm refuses."""
     # SyncBatchNorm normalizes the rows of all trainers together.
     normalizes = any(isinstance(one, _BatchNorm) and not isinstance(one, nn.SyncBatchNorm) for one in dense.modules())
-    if normalizes and batches.least_rows < 2 * trainers:
+    if not normalizes or batches.least_rows >= 2 * trainers:
+        return
+    weight = next(dense.parameters())
+    try:  # It may normalize other dimensions as well, or not be trained.
+        with torch.no_grad():
+            deepcopy(dense)(torch.zeros(1, inputs, dtype=weight.dtype, device=weight.device))
+    except ValueError as error:
         raise InputError(
             f"the model contains BatchNorm, which needs 2 rows per trainer in each step, but the smallest batch can "
             f"have {counted(batches.least_rows, 'row')} for {counted(trainers, 'trainer')}; change batch_size, or "
             "min_batch of synthetic data, so that this batch is larger, use fewer trainers, or use LayerNorm"
-        )
+        ) from error
 
 
 def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:

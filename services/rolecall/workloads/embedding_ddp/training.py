@@ -36,7 +36,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         params = context.params
         inputs, classes = dataset.dense_inputs, dataset.classes
         dense = make_local(context, lambda: make_dense(params, inputs, classes), weight_dtype(params.precision))
-        require_normalizable_shares(dense, dataset.batches, context.count(context.role))
+        require_normalizable_shares(dense, inputs, dataset.batches, context.count(context.role))
         embedding = make_embedding(params, table, context.device)
         self._pooled = embedding if isinstance(embedding, PooledEmbedding) else None
         self._model = HybridModel(embedding, dense, context.device, width=dataset.width)
@@ -114,7 +114,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         if self.rank == 0:
             blocks = self.shards.blocks(TABLE, "weight")
             path = write_export(self.context.workdir.scratch, self._dataset, self.params, blocks, self._model.fc.module)
-        # Before the upload: it waits for an unavailable master, possibly longer than the timeout of a barrier.
+        # Before the upload, which waits for an unavailable master: only this rank has to.
         dist.barrier()
         if path is not None:
             self.context.artifacts.put(path.name, path)

@@ -7,7 +7,7 @@ peer to peer.
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.futures import Future
 from rolecall.kit import CheckpointManifest, CheckpointPart, Role, Stopped
 from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.declarations import IN_FLIGHT
+from rolecall.kit.grid import own_group
 from rolecall.kit.meter import ComputeTime, device_clock
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.optimizers import are_finite
@@ -198,12 +199,11 @@ class PipelineStage:
                 outbox.flush()
 
     def _make_replica_group(self) -> dist.ProcessGroup | None:
-        """The group of the stages at this index in all replicas. All ranks must call `new_group` for all groups."""
+        """The group of the stages at this index in all replicas."""
         if self._params.replicas == 1:
             return None
-        starts = range(0, self._params.replicas * self._stages, self._stages)
-        groups = [dist.new_group([start + index for start in starts]) for index in range(self._stages)]
-        return cast(dist.ProcessGroup, groups[self._index])  # torch returns an int only to non-members
+        total = self._params.replicas * self._stages
+        return own_group([range(index, total, self._stages) for index in range(self._stages)])
 
     def _average_replicas(self) -> None:
         """Average gradients and running statistics over the replicas, in one all-reduce."""

@@ -84,7 +84,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
                 weights[f"{module}.{parameter}"] = torch.cat(list(self.shards.blocks(module, parameter)))
             for write in (write_model, write_sample) if self.params.sample.tokens else (write_model,):
                 files.append(write(self.context.workdir.scratch, self.params, self._corpus, weights))
-        # Before the upload: it waits for an unavailable master, possibly longer than the timeout of a barrier.
+        # Before the upload, which waits for an unavailable master: only this rank has to.
         dist.barrier()
         for path in files:
             self.context.artifacts.put(path.name, path)

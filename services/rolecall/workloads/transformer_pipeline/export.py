@@ -40,8 +40,8 @@ _CUSTOM = "\n`{builder}` builds {what}; the module must be importable.\n"
 def export(context: WorkerContext[Params], pipeline: Pipeline, corpus: Corpus) -> None:
     """Write and store `model.zip` and `sample.txt`; called by all workers, done by the first replica.
 
-    The upload follows the last barrier: it waits for an unavailable master, possibly longer than the timeout of a
-    barrier. So no collective of all workers may follow this call.
+    The upload, which waits for an unavailable master, follows the last barrier, so that only its rank has to. So no
+    collective of all workers may follow this call.
     """
     params, scratch = context.params, context.workdir.scratch
     files = list[Path]()
