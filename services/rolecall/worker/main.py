@@ -99,10 +99,10 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: I
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
     params = _legal_params(workload, launch.params)
-    if workload.check_node is not None:
-        workload.check_node(params, launch.worker.role)
     context = _context(request, workdir, params, report, inspector.timeline)
     enter(context)
+    if workload.check_node is not None:
+        workload.check_node(params, launch.worker.role)
     role = importlib.import_module(workload.module_of(launch.worker.role))
     joined = join_before_role(launch, workload, workdir, context.report)
     profiler = Profiler(

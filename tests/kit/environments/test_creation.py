@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.params import Environment
@@ -91,6 +92,20 @@ def test_the_step_after_an_end_starts_again() -> None:
 def test_errors_in_arguments_are_errors_of_the_environment(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=f"can't be created on this node: .*{why}"):
         creation.check(environment(**given))
+
+
+@pytest.mark.parametrize("vectorization", ["loop", "own"])
+def test_an_environment_that_fails_in_a_step_is_refused(vectorization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    creation.check(environment(vectorization=vectorization))
+    wrapper = {"entry_point": "TransformReward", "kwargs": {"func": "x"}}
+    why = "'CartPole-v1' fails in a step: TypeError: .*; check the arguments of its wrappers: TransformReward"
+    if vectorization == "loop":
+        with pytest.raises(InputError, match=why):
+            creation.check(environment(wrappers=[wrapper]))
+    else:
+        monkeypatch.setattr(CartPoleVectorEnv, "step", lambda *_: 1 / 0)
+        with pytest.raises(InputError, match="fails in a step: ZeroDivisionError: .*; check its arguments"):
+            creation.check(environment(vectorization=vectorization))
 
 
 def test_a_lack_of_memory_is_no_error_of_the_environment() -> None:

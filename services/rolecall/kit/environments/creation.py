@@ -6,6 +6,7 @@ that the operator allows. Neither Gymnasium nor Gym gets a name that it would im
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, cast
 
 import gymnasium
@@ -84,18 +85,33 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
 
 def describe(environment: Environment) -> dict[str, Any]:
     """Observation and action space as JSON; raises `InputError` for spaces that policies don't support."""
-    made = make(environment)
-    try:
+    with closing(make(environment)) as made:
         return {"observation": _observation(made.observation_space), "action": _action(made.action_space)}
-    finally:
-        made.close()
 
 
 def check(environment: Environment) -> None:
-    """Raises `InputError` unless the environment is available on this node and policies support its spaces."""
+    """Raises `InputError` unless the environment is available on this node, and takes a step, and policies support its
+    spaces."""
     describe(environment)
+    with closing(make(environment)) as made:
+        _require_step(environment, made)
     if environment.vectorization == "own":
-        make_vector(environment, 1).close()
+        with closing(make_vector(environment, 1)) as vector:
+            _require_step(environment, vector)
+
+
+def _require_step(environment: Environment, made: Env | VectorEnv[Any, Any, Any]) -> None:
+    # Many wrappers use their arguments only now.
+    try:
+        made.reset(seed=0)
+        made.action_space.seed(0)
+        made.step(made.action_space.sample())
+    except MemoryError:
+        raise
+    except Exception as error:
+        wrappers = [wrapper.entry_point for wrapper in environment.wrappers]
+        remedy = f"check the arguments of its wrappers: {', '.join(wrappers)}" if wrappers else "check its arguments"
+        raise InputError(f"the environment {environment.id!r} fails in a step: {_shown(error)}; {remedy}") from error
 
 
 def reward_threshold(environment: Environment) -> float:

@@ -187,7 +187,8 @@ class ObserverPool:
 
     def _drop(self, rank: int, error: RuntimeError) -> None:
         self.alive.remove(rank)
-        reason = str(error).strip().partition("\n")[0]
+        # TensorPipe adds the place in its source.
+        reason = str(error).strip().partition("\n")[0].partition(" (this error originated")[0]
         lost = f"{observer_name(rank)} is lost ({reason})"
         if len(self.alive) < self._least:
             raise PeerLost(
