@@ -4,6 +4,7 @@ tests/security tests the limits of all this.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ async def running(client: Client) -> tuple[Node, str, DesiredWorker]:
     await node.say(worker, WorkerState.RUNNING)
     await client.until(job, "running")
     return node, job, worker
+
+
+JSON = {"Content-Type": "application/json"}
 
 
 def part(blob: str, size: int) -> dict[str, Any]:
@@ -122,6 +126,25 @@ async def test_below_a_blob_url_the_limit_counts_each_blob_once_and_none_that_is
         assert not list(tmp_path.rglob("x")), "it would be in no sweep"
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"position": json.loads('{"x": ' + "[" * 32 + "]" * 32 + "}")}, "at most 32 levels"),
+        ({"position": json.loads('{"x": ' + "[" * 900 + "]" * 900 + "}")}, "at most 32 levels"),
+        ({"position": {"x": "\ud800"}}, "half of a surrogate pair"),
+    ],
+)
+async def test_a_manifest_that_nodes_could_not_read_is_refused(client: Client, given: dict[str, Any], why: str) -> None:
+    """It would be in the answers to the nodes of the next attempts."""
+    _, job, _ = await running(client)
+    body: dict[str, Any] = {"attempt": 1, "step": 1, "parts": [], "position": {}} | given
+    content = json.dumps(body).encode()
+    answer = await client.worker("POST", job, 1, "/attempts/1/checkpoints", content=content, headers=JSON)
+    assert why in json.dumps(check_problem(answer, 422))
+    deepest = body | {"position": {"x": json.loads("[" * 31 + "]" * 31)}}
+    assert (await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=deepest)).status_code == 201
+
+
 async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> None:
     node = await one_trainer(client)
     job = (await client.submit(roles=ONE_TRAINER))["id"]
@@ -136,6 +159,10 @@ async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> N
     assert (await client.worker("GET", job, 1, "/blobs/1/model.bin")).content == b"abc"
     check_problem(await client.worker("GET", job, 1, "/blobs/1/none"), 404)
     check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 409)
+    for taken in (f"{path}/more", "/attempts/1/blobs/folder"):
+        await client.worker("PUT", job, 1, "/attempts/1/blobs/folder/x", content=b"abc")
+        refused = check_problem(await client.worker("PUT", job, 1, taken, content=b"abc"), 400)
+        assert "choose another name" in refused["detail"]
     notice = {"name": "model.bin", **stored}
     assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
     check_problem(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice | {"size": 4}), 409)

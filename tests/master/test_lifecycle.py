@@ -174,7 +174,8 @@ def test_the_last_failure_of_expendable_workers_is_the_cause_if_too_few_of_them_
         4: fail(10, message="RuntimeError: eof", consequence=True),
     }
     gang = make_gang(J.STOPPING, X, F, L, F, F, stop=StopMode.ABORT, failures=failures)
-    assert lifecycle.cause_of(gang, EXPENDABLE) == "observer-1 on observer-1: TypeError: the last one"
+    last, too_few = "observer-1 on observer-1: TypeError: the last one", "PeerLost: 0 of 2 observers remain"
+    assert lifecycle.cause_of(gang, EXPENDABLE) == f"{last}; trainer-0 on trainer-0: {too_few}"
     step = lifecycle.next_step(gang, EXPENDABLE, set(), NOW)
     assert step is not None
     assert step.after is J.QUEUED, "another attempt can have its observers on other nodes"

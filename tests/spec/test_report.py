@@ -38,7 +38,8 @@ def test_the_cause_is_the_earliest_of_its_kind(several: list[Failure]) -> None:
     "field",
     [
         f'"step": {10**400}', '"step": -1', '"steps": 1e30', '"epoch": 9223372036854775808', '"port": 65536',
-        '"samples_per_s": Infinity', '"seconds_left": NaN', '"at": "9999-12-31T23:59:59-23:59"',
+        '"samples_per_s": Infinity', '"samples_per_s": 1e16', '"seconds_left": NaN', '"seconds_left": 1e13',
+        '"at": "9999-12-31T23:59:59-23:59"',
     ],
 )  # fmt: skip
 def test_a_progress_line_with_values_that_can_not_be_stored_is_invalid(field: str) -> None:

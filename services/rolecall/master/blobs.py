@@ -221,7 +221,10 @@ class _Upload:
     """A file that doesn't have its final name yet. All methods block."""
 
     def __init__(self, path: Path, root: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BlobError(f"a part of the path {path.relative_to(root)} is a blob; choose another name") from None
         self._path = path
         self._root = root
         self._file = NamedTemporaryFile(dir=path.parent, prefix=_UPLOAD, delete=False)  # noqa: SIM115 - see `close`
@@ -241,7 +244,11 @@ class _Upload:
         """Make the content durable, then the name, and the folders that this upload or another one has just created."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        os.replace(self._file.name, self._path)
+        try:
+            os.replace(self._file.name, self._path)
+        except IsADirectoryError:
+            path = self._path.relative_to(self._root)
+            raise BlobError(f"blobs are stored below {path}; choose another name") from None
         for folder in self._path.parents:
             sync(folder)
             if folder == self._root:

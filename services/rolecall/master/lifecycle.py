@@ -112,11 +112,11 @@ def backoff_s(crashes: int) -> float:
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     """The root cause in one line: the worker and the error. The worker's failure and its log have the traceback."""
-    if (found := _root_cause(gang, expendable)) is None:
-        return None
-    worker, failure = found
-    prefix = cause_prefix(worker.role, worker.role_rank, worker.node)
-    return f"{prefix}{failure.message}"[:_HEADLINE_CHARS]
+    named = [
+        f"{cause_prefix(worker.role, worker.role_rank, worker.node)}{failure.message}"
+        for worker, failure in _causes(gang, expendable)
+    ]
+    return "; ".join(named)[:_HEADLINE_CHARS] or None
 
 
 def accused(gang: Gang) -> Accusation | None:
@@ -230,24 +230,25 @@ def _try_again(gang: Gang, expendable: Collection[Role]) -> JobStep:
     return JobStep(JobState.QUEUED, cause, attempt_state=JobState.FAILED, costs_restart=True)
 
 
-def _root_cause(gang: Gang, expendable: Collection[Role]) -> tuple[WorkerRecord, Failure] | None:
-    """The worker whose failure ended the gang, and the failure: the first cause of those that the gang can't spare.
+def _causes(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
+    """The failure that ended the gang, with its worker: the first cause of those that the gang can't spare.
 
-    If that is only the consequence of a lost peer, the peer can be an expendable worker: too few of them remain.
+    If that is only the consequence of a lost peer, the peer can be an expendable worker, of which too few remain. Its
+    failure comes first then.
     """
     blamed = _blamed(gang, expendable)
     cause = first_cause([failure for _, failure in blamed])
-    if cause is not None and cause.consequence:
-        spared = [worker for worker in gang.workers if worker.state in _FAILED and _is_spared(worker, expendable)]
-        # Consequences that are later come from the end of the gang.
-        peers = [
-            (w, w.failure) for w in spared if w.failure and (w.failure.at <= cause.at or not w.failure.consequence)
-        ]
-        # The gang continued without those that failed before the last one.
-        worker, failure = max(peers, key=lambda peer: peer[1].at, default=(None, cause))
-        if worker is not None and not failure.consequence:
-            return worker, failure
-    return next((one for one in blamed if one[1] is cause), None)
+    if cause is None:
+        return []
+    causes = [one for one in blamed if one[1] is cause][:1]
+    if not cause.consequence:
+        return causes
+    spared = [worker for worker in gang.workers if worker.state in _FAILED and _is_spared(worker, expendable)]
+    # Consequences that are later come from the end of the gang.
+    peers = [(w, w.failure) for w in spared if w.failure and (w.failure.at <= cause.at or not w.failure.consequence)]
+    # The gang continued without those that failed before the last one.
+    last = sorted(peers, key=lambda peer: peer[1].at)[-1:]
+    return [*(peer for peer in last if not peer[1].consequence), *causes]
 
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:

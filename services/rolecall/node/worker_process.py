@@ -210,9 +210,10 @@ class WorkerProcess:
         """Report what a line of the worker's progress file says: its step, its port, and that it has joined."""
         values = {"step": line.step, "loss": line.metrics.get("loss"), "samples_per_second": line.samples_per_s}
         self.newest |= {name: float(value) for name, value in values.items() if value is not None}
-        if line.kind == "rendezvous":
+        # Only the first ones: each report is a heartbeat, and a job's code can write any number of lines.
+        if line.kind == "rendezvous" and self.report.rendezvous_port is None:
             self._update_report(rendezvous_port=line.port)
-        elif line.kind == "joined":
+        elif line.kind == "joined" and self.report.joined_at is None:
             self._update_report(state=WorkerState.RUNNING, joined_at=line.at)
 
     def _read_failure(self) -> Failure | None:

@@ -2,15 +2,18 @@
 
 import json
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Collection
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, at_most
+from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, Text, at_most
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
 _POSITION_CHARS = 64 << 10
+_POSITION_LEVELS = 32
+"""A node gets it within its answer, and no parser of JSON reads any depth."""
 
 
 class WorkerPlan(Value):
@@ -72,20 +75,39 @@ class WorkerLaunch(Value):
 class CheckpointPart(Value):
     """One file of a checkpoint."""
 
-    name: str
+    name: Text
     """Unique in the checkpoint, such as `parameter-server-0.safetensors`."""
-    blob: str
+    blob: Text
     """Its name below the job's folder in the blob store."""
     size: int = Field(ge=0, le=MAX_BIGINT)
     sha256: str
 
 
-def _check_size(position: dict[str, Any]) -> dict[str, Any]:
+def _check_extent(position: dict[str, Any]) -> dict[str, Any]:
+    if _is_deeper(position, _POSITION_LEVELS):
+        raise ValueError(f"it is nested too deeply; at most {_POSITION_LEVELS} levels are allowed")
+    if not _is_text(json.dumps(position, ensure_ascii=False)):
+        raise ValueError("it has half of a surrogate pair, which is not a character")
     if (size := len(json.dumps(position))) > _POSITION_CHARS:
         raise ValueError(
             f"it has {size} characters as JSON; at most {_POSITION_CHARS} are allowed: put large values into a part"
         )
     return position
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether containers in a JSON value are nested deeper, with at most this recursion."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = cast(Collection[Any], value.values() if isinstance(value, dict) else value)
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class CheckpointManifest(Value):
@@ -94,7 +116,7 @@ class CheckpointManifest(Value):
     attempt: int = Field(ge=0, le=MAX_INTEGER)
     step: int = Field(ge=0, le=MAX_BIGINT)
     parts: Annotated[tuple[CheckpointPart, ...], Field(fail_fast=True), at_most(MAX_FILES)]
-    position: Annotated[dict[str, Any], AfterValidator(_check_size)]
+    position: Annotated[dict[str, Any], AfterValidator(_check_extent)]
     """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False
     """True if newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""

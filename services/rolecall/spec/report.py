@@ -22,7 +22,7 @@ MAX_METRICS = 1000
 _METRIC_NAME_CHARS = 200
 _MetricName = Annotated[Text, Field(max_length=_METRIC_NAME_CHARS)]
 _Count = Annotated[int, Field(ge=0, le=MAX_BIGINT)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=0, le=1e15)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -121,8 +121,8 @@ class ProgressLine(Value):
     step: _Count | None = None
     steps: _Count | None = None
     epoch: _Count | None = None
-    samples_per_s: _Finite | None = None
-    seconds_left: _Finite | None = None
+    samples_per_s: _Rate | None = None
+    seconds_left: Seconds | None = None
     metrics: Annotated[dict[_MetricName, float], at_most(MAX_METRICS)] = Field(default_factory=dict)
     """`loss` and other values that the workload reports; for `result`, the final metrics."""
     spent: TimeSpent | None = None

@@ -210,8 +210,6 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
     workdir.scratch.mkdir(parents=True, exist_ok=True)
     try:
         params = workload.params.model_validate(launch.params)
-        if workload.check_node is not None:
-            workload.check_node(params, launch.worker.role)
         name = runtime_context.worker_name(launch.worker.role, launch.worker.role_rank)
         # Not `as_uri`, whose escapes (of a space, for example) fsspec takes literally.
         blobs, records = SharedBlobs(f"file://{folder / 'blobs'}", launch.job, launch.attempt), FolderRecords(folder)
@@ -226,6 +224,8 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
             artifacts=Artifacts(blobs, records, launch.attempt),
         )
         runtime_context.enter(context)
+        if workload.check_node is not None:
+            workload.check_node(params, launch.worker.role)
         role = importlib.import_module(workload.module_of(launch.worker.role))
         with join_before_role(launch, workload, workdir, context.report):
             role.run(context)

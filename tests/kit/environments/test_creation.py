@@ -98,13 +98,13 @@ def test_errors_in_arguments_are_errors_of_the_environment(given: dict[str, Any]
 def test_an_environment_that_fails_in_a_step_is_refused(vectorization: str, monkeypatch: pytest.MonkeyPatch) -> None:
     creation.check(environment(vectorization=vectorization))
     wrapper = {"entry_point": "TransformReward", "kwargs": {"func": "x"}}
-    why = "'CartPole-v1' fails in a step: TypeError: .*; check the arguments of its wrappers: TransformReward"
+    why = r"'CartPole-v1' fails in a step: TypeError: .*; check the arguments of its wrappers: TransformReward"
     if vectorization == "loop":
         with pytest.raises(InputError, match=why):
             creation.check(environment(wrappers=[wrapper]))
     else:
         monkeypatch.setattr(CartPoleVectorEnv, "step", lambda *_: 1 / 0)
-        with pytest.raises(InputError, match="fails in a step: ZeroDivisionError: .*; check its arguments"):
+        with pytest.raises(InputError, match=r"fails in a step: ZeroDivisionError: .*; check its arguments"):
             creation.check(environment(vectorization=vectorization))
 
 
