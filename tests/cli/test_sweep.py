@@ -16,9 +16,9 @@ from tests.conftest import ROLECALL, Cluster
 from rolecall.cli import output, sweep
 from rolecall.cli.output import Terminal
 from rolecall.cli.variants import Variant, direction, variants
-from rolecall.client import Client, Unauthorized, Unreachable
+from rolecall.client import Client, Refused, Unauthorized, Unreachable
 from rolecall.client.connection import Connection
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import JobDocument, JobPlan
 
 from .test_variants import DECLARED, measured
 from .test_variants import run as ended
@@ -90,11 +90,11 @@ def test_an_unknown_metric_ends_the_sweep_and_the_runs_so_far_are_printed(cluste
     assert jobs(cluster) == before + 1
 
 
-def test_a_refused_job_ends_the_sweep(cluster: Cluster, rows: Path) -> None:
+def test_a_refused_combination_is_named_before_the_first_job(cluster: Cluster, rows: Path) -> None:
     before = jobs(cluster)
-    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64")
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=64,-1")
     assert (code, table) == (5, ""), "there is no row"
-    code, document, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64", "--json")
+    code, document, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=64,-1", "--json")
     assert (code, json.loads(document)) == (5, [])
     assert "batch_size=-1: the master refuses the request:\n  params.batch_size: " in errors
     assert jobs(cluster) == before
@@ -224,6 +224,36 @@ def test_a_job_that_can_no_longer_be_followed_is_named() -> None:
     with pytest.raises(Unauthorized, match="job w-1 continues: the token is not valid"):
         sweep._run_all(client, variants({"workload": "w"}, [("name", ("a", "b"))]), 1, None)  # pyright: ignore[reportPrivateUsage]
     assert len(client.made) == 1
+
+
+class Refusing(Client):
+    """A client whose master has no free slot and refuses learning rates from 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__(Connection("http://127.0.0.1:9", "token"))
+        self.planned = list[Any]()
+
+    def plan(self, request: Any) -> JobPlan:
+        job = json.loads(request)
+        self.planned.append(job)
+        if job["params"]["lr"] >= 1:
+            raise Refused(f"the master refuses the request:\n  params.lr: {job['params']['lr']} is too large")
+        return JobPlan.model_construct(workers=(), waiting_for="no slot is free")
+
+
+def test_all_refused_combinations_are_named() -> None:
+    planned = variants({"workload": "w"}, [("params.lr", (0.1, 2, 3)), ("params.seed", (1, 2))])
+    client = Refusing()
+    with pytest.raises(Refused) as raised:
+        sweep._check_all(client, planned)  # pyright: ignore[reportPrivateUsage]
+    assert len(client.planned) == 6
+    assert str(raised.value).splitlines() == [
+        "lr=2, seed=1; lr=2, seed=2: the master refuses the request:",
+        "  params.lr: 2 is too large",
+        "lr=3, seed=1; lr=3, seed=2: the master refuses the request:",
+        "  params.lr: 3 is too large",
+    ]
+    sweep._check_all(client, planned[:2])  # pyright: ignore[reportPrivateUsage]
 
 
 def test_submit_replaces_fields(cluster: Cluster, rows: Path) -> None:

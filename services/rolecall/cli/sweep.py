@@ -32,7 +32,7 @@ from rolecall.cli.variants import (
     shown,
     variants,
 )
-from rolecall.client import Client, ClientError, UnknownName
+from rolecall.client import Client, ClientError, Refused, UnknownName
 from rolecall.client.chart import Chart, svg
 from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobDocument
@@ -75,10 +75,10 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """Run a job with each combination of values, one after another, and compare speed and metrics.
 
-    A job that fails is shown with its reason, and the sweep continues. A job that the master refuses ends the sweep.
-    Ctrl-C cancels the running job. A job continues if the master stops answering, which ends the sweep after two
-    minutes. In each case, the results so far are printed. If --metric is a speed, or the workload declares whether
-    higher (↑) or lower (↓) values are better, the table marks the best one.
+    The master checks all combinations before the first job. If it refuses any, no job is created. A job that fails is
+    shown with its reason, and the sweep continues. Ctrl-C cancels the running job. A job continues if the master stops
+    answering, which ends the sweep after two minutes. In each case, the results so far are printed. If --metric is a
+    speed, or the workload declares whether higher (↑) or lower (↓) values are better, the table marks the best one.
     """
     settings = [parse_setting(text) for text in sets]
     planned = variants(parse_job(file, read_job(file)), settings)
@@ -89,13 +89,13 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     wanted = plotted if metric or plot else None
     with connect(url, token) as client:
         workloads = _workloads(client, planned)
-        # The master checks the values when the jobs are submitted.
         for workload, (path, _) in product(workloads, settings):
             check_path(path, workload)
         if wanted:
             for workload in workloads:
                 check_metric(wanted, workload)
         try:
+            _check_all(client, planned)
             _run_all(client, planned, repeat, wanted)
         except KeyboardInterrupt:
             ending = _cancel(client, planned)
@@ -119,6 +119,20 @@ def _workloads(client: Client, planned: Sequence[Variant]) -> list[WorkloadDocum
     if not names:
         raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
     return [client.workload(name) for name in names]
+
+
+def _check_all(client: Client, planned: Sequence[Variant]) -> None:
+    """Raise `Refused`, with all refused variants, if the master would refuse any. Creates no job."""
+    refused: dict[str, list[str]] = {}
+    for variant in planned:
+        body = dumps(variant.job).encode()
+        try:
+            retry_while_unavailable(lambda body=body: client.plan(body))
+        except Refused as error:
+            # Often one value is invalid, and all combinations with it have the same error.
+            refused.setdefault(str(error), []).append(variant.title)
+    if refused:
+        raise Refused("\n".join(f"{'; '.join(titles)}: {text}" for text, titles in refused.items()))
 
 
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:
