@@ -62,7 +62,7 @@ async def two_jobs(master: Client) -> tuple[str, str]:
         values = [line("step", step=step, steps=steps, metrics={"loss": 1 / step}) for step in range(1, 4)]
         values.append(line("step", step=3, steps=steps, epoch=1, metrics={"validation_auc": score}, spent=SPENT))
         if not ids:
-            values.append(line("result", metrics={"test_auc": score}))
+            values.append(line("result", metrics={"test_auc": score, "test_loss": float("inf")}))
         await node.progress(worker, *values)
         await node.ship(worker, "log", LOG)
         await master.checkpoint(job, 1, 2)
@@ -102,7 +102,7 @@ async def _show(master: Client, job: str) -> None:
     assert facts["job"] == f"{job} job [3]"
     assert facts["steps"] == "data 2m00s, compute 30s"
     assert facts["scores"] == "validation_auc=0.5000"
-    assert facts["result"] == "test_auc=0.5000"
+    assert facts["result"] == "test_auc=0.5000 test_loss=not finite"
     assert "  steps  3\n" in shown
     assert "learning_rate" not in shown, "it has its default"
     assert [text.split()[0] for text in shown.partition("checkpoints\n")[2].splitlines()[1:3]] == ["3", "2"]
@@ -188,6 +188,7 @@ async def _compare(master: Client, first: str, second: str) -> None:
     assert ["name", "job", "[3]", "job", "[5]"] in shown
     assert ["validation_auc", "↑", "0.5000", "0.7500"] in shown
     assert ["test_auc", "↑", "0.5000", "-"] in shown
+    assert ["test_loss", "not", "finite", "-"] in shown
     assert (await run_at(master, "compare", first)).code == 2
     twice = await run_at(master, "compare", first, second, first)
     assert (twice.code, twice.err) == (2, f"rolecall: job {first} is given twice; compare needs different jobs\n")

@@ -15,7 +15,7 @@ from tests.conftest import ROLECALL, Cluster
 
 from rolecall.cli import output, sweep
 from rolecall.cli.output import Terminal
-from rolecall.cli.variants import Variant, direction, variants
+from rolecall.cli.variants import Variant, chart, direction, variants
 from rolecall.client import Client, Refused, Unauthorized, Unreachable
 from rolecall.client.connection import Connection
 from rolecall.spec.job import JobDocument, JobPlan
@@ -167,6 +167,22 @@ def test_a_diverged_job_does_not_end_the_sweep(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sweep, "_follow", follow)
     sweep._run_all(Client(Connection("http://127.0.0.1:9", "token")), planned, 1, "test_perplexity")  # pyright: ignore[reportPrivateUsage]
     assert [len(one.runs) for one in planned] == [1, 1]
+
+
+def test_a_diverged_value_is_told_from_a_missing_one(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [ended(test_loss=None)], [ended("failed")], [ended(test_loss=0.5)]
+    done = measured([("params.lr", (9, 8, 0.1))], *results)
+    sweep._print(done, "test_loss", "lower", as_json=False)  # pyright: ignore[reportPrivateUsage]
+    _, diverged, failed, good = capsys.readouterr().out.splitlines()
+    assert ["not finite" in row for row in (diverged, failed, good)] == [True, False, False]
+    assert failed.split()[-1] == "-"
+
+
+def test_the_plot_says_which_variants_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [("params.lr", (9, 8, 0.1))]
+    done = measured(settings, [ended(test_loss=None)], [ended("failed")], [ended(test_loss=0.5)])
+    sweep._plot(tmp_path / "plot.svg", chart(done, settings, "test_loss"), ["lr=9", "lr=8"])  # pyright: ignore[reportPrivateUsage]
+    assert capsys.readouterr().err.splitlines()[-1] == "not in the plot: lr=9; lr=8"
 
 
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.variants import Variant, best, chart, check_metric, direction, metrics, variants
+from rolecall.cli.variants import Variant, best, chart, check_metric, direction, metrics, scores, variants
 from rolecall.client.chart import Point, svg
 from rolecall.spec.api import MetricDocument, WorkloadDocument
 from rolecall.spec.job import JobDocument
@@ -48,6 +48,11 @@ def measured(settings: list[tuple[str, tuple[Any, ...]]], *results: list[JobDocu
     for variant, runs in zip(planned, results, strict=True):
         variant.runs += runs
     return planned
+
+
+def test_a_null_of_a_result_is_a_score_that_is_not_finite() -> None:
+    job = run("succeeded", {"metrics": {"test_loss": 2.0, "epoch_s": 1.0}}, test_loss=None)
+    assert scores(job) == {"epoch_s": 1.0, "test_loss": None}
 
 
 def test_every_combination_is_a_job() -> None:

@@ -203,6 +203,14 @@ def test_members_of_an_indexed_metric_are_a_family_in_the_order_of_the_index() -
     assert figures({"trainer_0_loss": 2}, declared) == Figures({"trainer_0_loss": 2})
 
 
+def test_a_null_of_a_result_is_a_figure_that_is_not_finite() -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in TOY.metrics]
+    values = {"trainer_0_loss": None, "trainer_1_loss": 2.0, "trainer_2_loss": 3.0}
+    family = {"trainer_1_loss": 2.0, "trainer_2_loss": 3.0}
+    assert figures(values, declared) == Figures({"trainer_0_loss": None}, {"trainer_{index}_loss": family})
+    assert [texts.measure(None, unit) for unit in ("bytes", "seconds", None)] == ["not finite"] * 3
+
+
 def test_the_declaration_of_a_reported_name_is_found_also_by_its_index() -> None:
     declared = [MetricDocument.model_validate(one, from_attributes=True) for one in TOY.metrics]
     toy = WorkloadDocument(name="toy", summary="", roles={}, params={}, metrics=declared, example=None)
@@ -233,7 +241,7 @@ def test_declared_metrics_are_sorted_by_importance() -> None:
 
 
 def test_results_are_short_and_parameters_exact() -> None:
-    result = readable(Row("result.test_auc", ["0.92300001", None, '"0.5 or so"', "NaN", "12345.6", "not JSON"]))
-    assert result.values == ["0.9230", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
+    result = readable(Row("result.test_auc", ["0.92300001", None, '"0.5 or so"', "null", "12345.6", "not JSON"]))
+    assert result.values == ["0.9230", None, '"0.5 or so"', "not finite", "12,346", "not JSON"]
     params = Row("params.optimizer.lr", ["0.00123456789", None])
     assert readable(params) == params

@@ -24,6 +24,7 @@ from rolecall.spec.numbers import bound, counted, number
         (12345, "12,345"),
         (True, "True"),
         ("x", "x"),
+        (None, "not finite"),
     ],
 )
 def test_a_number_has_four_significant_digits_or_no_decimals(value: object, text: str) -> None:

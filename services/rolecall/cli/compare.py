@@ -12,7 +12,7 @@ from rolecall.cli.declarations import declared_metrics
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import ARROWS, GAP, out, print_json, print_table, state, width
-from rolecall.cli.variants import direction, metrics
+from rolecall.cli.variants import direction, metrics, scores
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import OTHER_WORKLOADS, differences, excerpts, have_one_workload
 from rolecall.spec.job import JobDocument
@@ -43,14 +43,13 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
         declared = [] if json else [metric for job in found for metric in metrics_of(job.workload)]
     rows = differences(found, schemas)
     fields = [(row.name, row.values) for row in rows if not row.name.startswith(_RESULT)]
-    scores = [metrics(job) for job in found]
-    names = list(dict.fromkeys(name for one in scores for name in one))
     if json:
+        numbers = [metrics(job) for job in found]
         print_json(
             {
                 "jobs": [{"id": job.id, "name": job.name, "state": job.state} for job in found],
                 "differences": {name: list(values) for name, values in fields},
-                "metrics": {name: [one.get(name) for one in scores] for name in names},
+                "metrics": {name: [one.get(name) for one in numbers] for one in numbers for name in one},
             }
         )
         return
@@ -74,12 +73,13 @@ def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = No
     else:
         out.print(f"the jobs have the same state,{'' if is_narrow else ' name,'} workload, roles and parameters")
     out.print()
+    reported = [scores(job) for job in found]
     rows = [
         (
             escape(f"{one_line(name)} {ARROWS[better]}" if (better := direction(declared, name)) else one_line(name)),
-            *(number(one[name]) if name in one else "-" for one in scores),
+            *(number(one[name]) if name in one else "-" for one in reported),
         )
-        for name in names
+        for name in dict.fromkeys(name for one in reported for name in one)
     ]
     print_table(("METRIC", *headings), rows, shorten=shorten, empty="none of the jobs has metrics")
 

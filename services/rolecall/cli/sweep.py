@@ -21,7 +21,6 @@ from rolecall.cli.output import ARROWS, STYLES, err, out, print_json, print_tabl
 from rolecall.cli.variants import (
     SAMPLES_PER_S,
     Direction,
-    Spread,
     Variant,
     best,
     chart,
@@ -36,7 +35,7 @@ from rolecall.client import Client, ClientError, Refused, UnknownName
 from rolecall.client.chart import Chart, svg
 from rolecall.spec.api import WorkloadDocument
 from rolecall.spec.job import JobDocument
-from rolecall.spec.numbers import number
+from rolecall.spec.numbers import NOT_FINITE, number
 from rolecall.spec.state import JobState
 
 _COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
@@ -105,7 +104,8 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     declared = [one for workload in workloads for one in workload.metrics]
     _print(done, metric, direction(declared, metric) if metric else None, as_json=json)
     if plot:
-        _plot(plot, chart(done, settings, plotted))
+        missing = [variant.title for variant in planned if variant.spread(plotted) is None]
+        _plot(plot, chart(done, settings, plotted), missing)
     if ending:
         raise ending
     states = {run.state for variant in done for run in variant.runs}
@@ -229,14 +229,15 @@ def _row(variant: Variant, paths: Sequence[str], columns: Sequence[str], best_in
         *(escape(shown(variant.values[path])) for path in paths),
         ", ".join(styled),
         escape(("\n" if out.is_bounded else ", ").join(run.id for run in variant.runs)),
-        *(_cell(variant.spread(column), is_best=column == best_in) for column in columns),
+        *(_cell(variant, column, is_best=column == best_in) for column in columns),
         escape("; ".join(why if len(variant.runs) == 1 else f"{job}: {why}" for job, why in reasons)),
     ]
 
 
-def _cell(spread: Spread | None, *, is_best: bool) -> str:
+def _cell(variant: Variant, metric: str, *, is_best: bool) -> str:
+    spread = variant.spread(metric)
     if spread is None:
-        return "-"
+        return NOT_FINITE if variant.diverged(metric) else "-"
     mean = number(spread.mean)
     value = mean if spread.deviation is None else f"{mean} ± {float(f'{spread.deviation:.2g}'):,g}"
     return f"[bold green]{value} (best)[/]" if is_best else value
@@ -247,9 +248,11 @@ def _document(variant: Variant, is_best: bool | None) -> dict[str, Any]:
     return {"values": variant.values, "best": is_best, "runs": runs}
 
 
-def _plot(path: Path, found: Chart | None) -> None:
+def _plot(path: Path, found: Chart | None, missing: Sequence[str]) -> None:
     if found is None:
         err.print("no job has a value to plot")
         return
     write_text(path, svg(found))
     err.print(f"plot in {escape(str(path))}")
+    if missing:
+        err.print(f"not in the plot: {escape('; '.join(missing))}")

@@ -61,10 +61,14 @@ class Variant:
         """The metric over the runs that succeeded; None if no run has it, or if a result has one that isn't finite."""
         succeeded = [run for run in self.runs if run.state is JobState.SUCCEEDED]
         numbers = [value for run in succeeded if (value := metrics(run).get(metric)) is not None]
-        # JSON has null for a value that isn't finite. A mean without the diverged runs could be the best one.
-        if not numbers or any((run.result or {}).get(metric, 0) is None for run in succeeded):
+        # A mean without the diverged runs could be the best one.
+        if not numbers or self.diverged(metric):
             return None
         return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+
+    def diverged(self, metric: str) -> bool:
+        """Return whether the result of a run that succeeded has a value of the metric that isn't finite."""
+        return any(scores(run).get(metric, 0.0) is None for run in self.runs if run.state is JobState.SUCCEEDED)
 
 
 def variants(job: Job, settings: Sequence[Setting]) -> list[Variant]:
@@ -90,6 +94,11 @@ def metrics(job: JobDocument) -> dict[str, float]:
     latest = {"loss": progress.loss, _START: progress.start_s and progress.start_s.total}
     found = progress.metrics | latest | (job.result or {})
     return {name: float(value) for name, value in found.items() if _is_number(value)}
+
+
+def scores(job: JobDocument) -> dict[str, float | None]:
+    """The metrics, and None for each value of the result that isn't finite, for which JSON has null."""
+    return metrics(job) | {name: None for name, value in (job.result or {}).items() if value is None}
 
 
 def check_metric(metric: str, workload: WorkloadDocument) -> None:

@@ -2,12 +2,18 @@
 
 import math
 
+NOT_FINITE = "not finite"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def number(value: object) -> str:
     """An integer, or a number from 1000 on, without decimals, such as `12,345`; a smaller number with four significant
-    digits, such as `0.9200`, and one from 10^9 on too, such as `3.246e+15`; other values as they are."""
+    digits, such as `0.9200`, and one from 10^9 on too, such as `3.246e+15`; other values as they are.
+
+    JSON has null for a number that isn't finite, so None is `not finite`.
+    """
+    if value is None:
+        return NOT_FINITE
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int):

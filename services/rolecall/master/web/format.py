@@ -29,8 +29,10 @@ def ago(moment: datetime | None, now: datetime) -> str:
     return "" if moment is None else f"{' '.join(duration((now - moment).total_seconds()).split()[:2])} ago"
 
 
-def measure(value: float, unit: str | None) -> str:
+def measure(value: float | None, unit: str | None) -> str:
     """A number with its base unit, such as `9.613 s` or `3.2 MiB`; units without a symbol are omitted."""
+    if value is None:
+        return number(value)
     if unit == "bytes":
         return size(round(value))
     return f"{number(value)} s" if unit == "seconds" else number(value)

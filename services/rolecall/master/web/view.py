@@ -107,31 +107,36 @@ def readable(row: Row) -> Row:
 
 
 def _parsed(value: str) -> object:
-    """The number in a JSON text, or the text."""
+    """The number or the null in a JSON text, or the text."""
     try:
         found = json.loads(value)
     except ValueError:
         return value
-    return found if isinstance(found, int | float) else value
+    return found if found is None or isinstance(found, int | float) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The numbers that a job reports."""
 
-    single: dict[str, float] = field(default_factory=dict[str, float])
+    single: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """None stands for a number that isn't finite."""
     families: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """Those of indexed metrics by the declared name, such as `micro_batch_{index}_loss`, in the order of the index."""
 
 
 def figures(values: Mapping[str, object], metrics: Iterable[MetricDocument]) -> Figures:
     """The numbers among a job's values. Only two or more members of an indexed metric are a family."""
-    single: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    single: dict[str, float | None] = {
+        name: value for name, value in values.items() if value is None or isinstance(value, int | float)
+    }
     families: dict[str, dict[str, float]] = {}
     for declared in (name for metric in metrics for name in metric.reported.values() if INDEX in name):
-        indices = {name: int(index) for name in single if (index := index_in(name, declared))}
+        members = {name: value for name, value in single.items() if value is not None}
+        indices = {name: int(index) for name in members if (index := index_in(name, declared))}
         if len(indices) > 1:
-            families[declared] = {name: single.pop(name) for name in sorted(indices, key=indices.__getitem__)}
+            families[declared] = {name: members[name] for name in sorted(indices, key=indices.__getitem__)}
+            single = {name: value for name, value in single.items() if name not in indices}
     return Figures(single, families)
 
 
