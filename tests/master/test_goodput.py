@@ -49,7 +49,7 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
     assert found.ratio == 80 / 200
     assert found.lost == {
         Loss.QUEUE: 20,
-        Loss.PAUSED: 30,
+        Loss.STOPPED: 30,
         Loss.START: 25,
         Loss.CHECKPOINT: 10,
         Loss.EVALUATION: 5,
@@ -62,7 +62,7 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
 
 @pytest.mark.parametrize(
     ("state", "cause"),
-    [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED), (JobState.CANCELLED, Loss.QUEUE)],
+    [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.STOPPED), (JobState.CANCELLED, Loss.QUEUE)],
 )
 def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, cause: Loss) -> None:
     first = attempt(1, queued=0, started=10, first_step=15, ended=100)
@@ -98,6 +98,13 @@ def test_an_attempt_without_a_step_takes_no_time_from_the_starts_before_it() -> 
     assert found[Loss.START] == 5 + 10
 
 
+def test_the_time_between_an_end_and_a_retry_is_no_pause() -> None:
+    first = attempt(1, queued=0, started=0, first_step=5, ended=10)
+    second = attempt(2, queued=500, started=500, first_step=505, ended=510)
+    found = lost([first, second], TimeSpent(steps=5.0), JobState.FAILED, created_at=START, until=at(510))
+    assert {cause.value: seconds for cause, seconds in found.items() if seconds > 100} == {"stopped": 490}
+
+
 async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = [attempt(1, queued=0, started=10, first_step=15, ended=100)]
 
@@ -126,7 +133,7 @@ async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(mo
     again = await found(TimeSpent(steps=100.0, resumed=85.0), 200)
     assert again.ratio == 0.5
     assert again.lost[Loss.QUEUE] == 10 + 10, "it was queued again when it was cancelled"
-    assert again.lost[Loss.PAUSED] == 50
+    assert again.lost[Loss.STOPPED] == 50
 
 
 def test_an_attempt_without_a_step_was_all_start() -> None:

@@ -15,7 +15,7 @@ class Loss(StrEnum):
     """The cause of a loss of a job's time."""
 
     QUEUE = "queue"
-    PAUSED = "paused"
+    STOPPED = "stopped"
     START = "start"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
@@ -27,7 +27,7 @@ class Loss(StrEnum):
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         Loss.QUEUE: "The job waited for slots, for its turn, or for the end of its back-off.",
-        Loss.PAUSED: "The job was paused, or had ended before it was retried by hand.",
+        Loss.STOPPED: "The job was paused, or had ended before it was retried by hand.",
         Loss.START: "From the placement of an attempt to its first optimizer step.",
         Loss.CHECKPOINT: "Training stood still for a checkpoint.",
         Loss.EVALUATION: "Training stood still for an evaluation.",
@@ -44,7 +44,8 @@ class Past:
     """The time of the attempts before the current one, in seconds."""
 
     queue: float = 0.0
-    paused: float = 0.0
+    stopped: float = 0.0
+    """Paused, or ended before a retry. The attempts don't tell these apart."""
     start: float = 0.0
     run: float = 0.0
     """After the first steps."""
@@ -55,7 +56,7 @@ class Past:
         first_step = min(attempt.first_step_at or until, until)
         return Past(
             queue=self.queue + _seconds(attempt.queued_at, attempt.started_at),
-            paused=self.paused + _seconds(self.ended_at or created_at, attempt.queued_at),
+            stopped=self.stopped + _seconds(self.ended_at or created_at, attempt.queued_at),
             start=self.start + _seconds(attempt.started_at, first_step),
             run=self.run + _seconds(first_step, until),
             ended_at=until,
@@ -91,7 +92,7 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
         start = max(0.0, start + min(0.0, rest))
     lost = {
         Loss.QUEUE: whole.queue,
-        Loss.PAUSED: whole.paused,
+        Loss.STOPPED: whole.stopped,
         Loss.START: past.start + start,
         Loss.CHECKPOINT: spent.checkpoint,
         Loss.EVALUATION: spent.evaluation,
@@ -120,7 +121,7 @@ def lost(
     *before, last = attempts
     end = last.ended_at or until
     found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=end).lost
-    found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(end, until)
+    found[Loss.STOPPED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(end, until)
     return found
 
 
