@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from rolecall.kit.builders import Builder, build, check_builder
+from rolecall.kit.builders import Builder, build, check_builder, explain_errors
 from rolecall.spec.errors import InputError
 
 
@@ -71,6 +72,19 @@ def test_an_error_shows_no_part_of_credentials_in_large_arguments(folder: Path) 
     ) as caught:
         build(Builder(builder="their_models:pair", arguments=arguments), 1)
     assert "hush" not in str(caught.value)
+
+
+def test_an_error_of_custom_code_is_one_of_the_input_with_its_first_line() -> None:
+    expected = "^theirs fails: RuntimeError: shapes differ; change them$"
+    with pytest.raises(InputError, match=expected), explain_errors("theirs fails", "change them"):
+        raise RuntimeError("shapes differ\nframe 1\nframe 2")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), MemoryError("full"), ConnectionError("away")])
+def test_errors_that_another_attempt_may_not_have_stay_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, explain_errors("theirs fails"):
+        raise error
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("name", ["their_models", "their_models.pair", "a b:c", ":f", "m:", "m:f.g"])

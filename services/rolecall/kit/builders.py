@@ -7,6 +7,8 @@ elsewhere are not allowed with it.
 
 import importlib
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -43,6 +45,24 @@ def check_builder(chosen: Builder) -> None:
 def shorten_error(message: str) -> str:
     """The message of an error in custom code, redacted and shortened, because it may quote large arguments."""
     return shorten(redact_text(message), 300)
+
+
+@contextmanager
+def explain_errors(explanation: str, advice: str = "") -> Generator[None]:
+    """Turns errors of custom code into an `InputError`: `explanation`, the error's first line, and `advice`.
+
+    Errors that another attempt may not have, such as those of memory, files and networks, stay as they are.
+    """
+    try:
+        yield
+    except (InputError, MemoryError, OSError):
+        raise
+    except Exception as error:  # custom code may raise anything
+        kind = type(error).__name__
+        if kind == "OutOfMemoryError":  # torch's, by its name because this module is torch-free
+            raise
+        reason = shorten_error(f"{kind}: {error}").splitlines()[0]
+        raise InputError(f"{explanation}: {reason}" + (f"; {advice}" if advice else "")) from error
 
 
 def build(chosen: Builder, *given: Any) -> Any:

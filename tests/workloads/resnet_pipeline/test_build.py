@@ -20,6 +20,7 @@ from rolecall.workloads.resnet_pipeline.build import (
     ModelPart,
     block_costs,
     given_cuts,
+    require_fit,
     whole_model,
 )
 from rolecall.workloads.resnet_pipeline.model import blocks_of
@@ -134,8 +135,8 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("their_plain_nets", None)
 
 
-def custom(function: str, **changes: object) -> Params:
-    data = {"train": str(Path("pictures")), "size": 17}
+def custom(function: str, size: int = 17, **changes: object) -> Params:
+    data = {"train": str(Path("pictures")), "size": size}
     return params(model={"builder": f"their_plain_nets:{function}"}, data=data, precision="float64", **changes)
 
 
@@ -144,6 +145,18 @@ def test_the_cost_of_blocks_in_place_and_without_weights(tmp_path: Path) -> None
     costs = block_costs(custom("small"), 3, CPU, tmp_path)
     assert len(costs) == 8
     assert min(costs) > 0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_model_that_does_not_fit_the_size_of_the_images_is_refused() -> None:
+    fitting, larger = custom("small"), custom("small", size=18)
+    require_fit(fitting, whole_model(fitting, 3), CPU)
+    expected = (
+        r"^their_plain_nets:small: block 7 \(Linear\) fails on images of 18 x 18: RuntimeError: mat1 and mat2 .*; "
+        r"change data\.size or the model$"
+    )
+    with pytest.raises(InputError, match=expected):
+        require_fit(larger, whole_model(larger, 3), CPU)
 
 
 @pytest.mark.usefixtures("plugins")

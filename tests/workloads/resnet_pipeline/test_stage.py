@@ -2,6 +2,7 @@
 """The stages of a pipeline, called as the driver calls them. tests/numerics compares whole gangs with one process."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +16,10 @@ from tests.measured import measured
 from tests.numerics.resnet_pipeline_reference import scores, train_alone
 from tests.own_process import own_rpc, worker_context
 
+from rolecall.kit.builders import Builder
 from rolecall.kit.worker import WorkerContext
 from rolecall.runtime.timeline import Timeline
-from rolecall.spec.errors import Stopped
+from rolecall.spec.errors import InputError, Stopped
 from rolecall.spec.metric import IN_FLIGHT
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import Role
@@ -141,6 +143,27 @@ def test_a_stage_finds_a_weight_that_is_not_finite(both: Any) -> None:
     assert both(PipelineStage.has_finite_weights) == [True, True]
     both(PipelineStage.train, 1, 0, 0, math.inf)
     assert both(PipelineStage.has_finite_weights) == [False, False]
+
+
+def test_a_stage_names_the_blocks_only_of_a_model_that_fits_the_images(
+    contexts: list[WorkerContext[Params]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without cuts, before anything else computes with the model."""
+    (tmp_path / "their_flat_net.py").write_text(
+        "from torch import nn\n"
+        "def flat(classes, size):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size**2, 8), nn.Linear(8, classes))\n"
+    )
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def blocks(size: int) -> dict[str, bool]:
+        model = Builder(builder="their_flat_net:flat", arguments={"size": size})
+        return PipelineStage(replace(contexts[0], params=PARAMS.model_copy(update={"model": model}))).blocks(CLASSES)
+
+    assert blocks(32) == {"0": False, "1": True, "2": True}
+    with pytest.raises(InputError, match=r"^their_flat_net:flat: block 1 \(Linear\) fails on images of 32 x 32: "):
+        blocks(28)
 
 
 @pytest.mark.parametrize("reason", ["done", "stopped"])

@@ -22,7 +22,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from rolecall.kit import CheckpointError, InputError
-from rolecall.kit.builders import Builder, build
+from rolecall.kit.builders import Builder, build, explain_errors
 from rolecall.kit.cache import build_once
 from rolecall.kit.checkpoint import flatten_named_optimizer, restore_named_optimizer
 from rolecall.kit.data_order import DataOrder
@@ -44,6 +44,7 @@ _LEAST_CLASSES = 2
 _PIXELS = 2**18
 """Large enough for stable measurements, small enough for a few seconds on one core. With fewer, late blocks, which have
 many weights, seem more expensive than they are, and the cuts are wrong."""
+_FIT_IMAGES = 2
 _IMAGE_DIMENSIONS = 4
 _COSTS = "costs.json"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -100,6 +101,25 @@ def _require_sequential(model: object, own: Builder) -> nn.Sequential:
     if not isinstance(model, nn.Sequential):
         raise InputError(f"{own.builder} returned a value of the type {type(model).__name__}, not nn.Sequential")
     return model
+
+
+@torch.no_grad()
+def require_fit(params: Params, model: nn.Module, device: torch.device) -> None:
+    """Raises `InputError` if a custom model fails on images of the job's size. Moves its blocks."""
+    if isinstance(params.model, str):
+        return
+    size = params.data.size
+    features = torch.zeros(
+        min(_FIT_IMAGES, params.micro_batch_size), 3, size, size, dtype=weight_dtype(params.precision), device=device
+    )
+    for name, block in blocks_of(model).items():
+        explanation = (
+            f"{params.model.builder}: block {name} ({type(block).__name__}) fails on images of {size} x {size}"
+        )
+        to_device(block, params, device).eval()
+        with explain_errors(explanation, "change data.size or the model"), autocast(params.precision, device):
+            features = block(features)
+        block.cpu()  # All blocks together may not fit on one GPU.
 
 
 def to_device(module: Module, params: Params, device: torch.device) -> Module:

@@ -30,6 +30,7 @@ from rolecall.workloads.resnet_pipeline.build import (
     ModelPart,
     block_costs,
     blocks_with_weights,
+    require_fit,
     whole_model,
 )
 from rolecall.workloads.resnet_pipeline.params import Params
@@ -99,8 +100,13 @@ class PipelineStage:
         return block_costs(self._params, classes, self._context.device, self._context.cache)
 
     def blocks(self, classes: int) -> dict[str, bool]:
-        """The names of the model's blocks, between which it can be cut; true for those with weights."""
-        return blocks_with_weights(whole_model(self._params, classes))
+        """The names of the model's blocks, between which it can be cut; true for those with weights.
+
+        Raises `InputError` if a custom model fails on images of the job's size.
+        """
+        model = whole_model(self._params, classes)
+        require_fit(self._params, model, self._context.device)
+        return blocks_with_weights(model)
 
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
