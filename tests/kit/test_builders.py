@@ -74,6 +74,12 @@ def test_an_error_shows_no_part_of_credentials_in_large_arguments(folder: Path) 
     assert "hush" not in str(caught.value)
 
 
+def test_a_function_that_fails_is_named(folder: Path) -> None:
+    (folder / "their_broken.py").write_text("def make(size):\n    raise ValueError(f'{size} is odd')\n")
+    with pytest.raises(InputError, match=r"^their_broken:make fails: ValueError: 3 is odd$"):
+        build(Builder(builder="their_broken:make"), 3)
+
+
 def test_an_error_of_custom_code_is_one_of_the_input_with_its_first_line() -> None:
     expected = "^theirs fails: RuntimeError: shapes differ; change them$"
     with pytest.raises(InputError, match=expected), explain_errors("theirs fails", "change them"):

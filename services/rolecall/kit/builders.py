@@ -68,14 +68,15 @@ def explain_errors(explanation: str, advice: str = "") -> Generator[None]:
 def build(chosen: Builder, *given: Any) -> Any:
     """Calls the function with `given` and the job's arguments.
 
-    Raises `InputError` if it is not allowed, does not exist or rejects its arguments.
+    Raises `InputError` if it is not allowed, does not exist, rejects its arguments or fails, as `explain_errors` does.
     """
     function = find_allowed(chosen.builder)
-    try:
-        return function(*given, **chosen.arguments)
-    except TypeError as error:
-        reason = shorten_error(f"{redact(chosen.arguments)}: {error}")
-        raise InputError(f"{chosen.builder} can't be called with {reason}") from error
+    with explain_errors(f"{chosen.builder} fails"):
+        try:
+            return function(*given, **chosen.arguments)
+        except TypeError as error:
+            reason = shorten_error(f"{redact(chosen.arguments)}: {error}")
+            raise InputError(f"{chosen.builder} can't be called with {reason}") from error
 
 
 def find_allowed(name: str) -> type | FunctionType:

@@ -40,6 +40,20 @@ def deep(dim, context):
     layer.rate = torch.linspace(0, 0.1, 4)[2].item()
     return layer
 
+class Leaky(nn.Module):
+    def __init__(self, context):
+        super().__init__()
+        self.mix = nn.Linear(context, context)
+
+    def forward(self, x):
+        return self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+def leaky(dim, context):
+    return Leaky(context)
+
+def failing(dim, context):
+    raise ValueError("dim must be even")
+
 def normed(dim, context):
     layer = nn.Linear(dim, dim)
     layer.register_buffer("seen", torch.zeros(1))
@@ -102,6 +116,13 @@ def test_a_builder_may_compute_with_values_also_without_cuts() -> None:
         ("nothing", {}, "without weights"),
         ("tied", {}, "shared weights: 0.weight = 1.weight; give each its own"),
         ("averaging", {"width": 3}, "can't be called with"),
+        ("failing", {}, "^their_blocks:failing fails: ValueError: dim must be even$"),
+        (
+            "leaky",
+            {},
+            "^their_blocks:leaky fails for 2 tokens: RuntimeError: mat1 and mat2 .*; a layer must accept every number "
+            "of tokens up to the context$",
+        ),
     ],
 )
 def test_layers_that_no_stage_can_hold_are_refused(function: str, arguments: dict[str, Any], expected: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import SplitPoint
 
 from rolecall.kit import InputError
-from rolecall.kit.builders import build, shorten_error
+from rolecall.kit.builders import build, explain_errors
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.pipelining import best_cuts, cut_indices
@@ -74,7 +74,9 @@ def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
     changed = given.clone()
     changed[:, -1] += 1.0
     layer.eval()
-    before, after = layer(given), layer(changed)
+    advice = "a layer must accept every number of tokens up to the context"
+    with explain_errors(f"{name} fails for {given.shape[1]} tokens", advice):
+        before, after = layer(given), layer(changed)
     if not isinstance(before, torch.Tensor) or before.shape != given.shape:
         raise InputError(
             f"{name} returned an incompatible layer: its output must have the shape of its input, [b, t, {params.dim}]"
@@ -321,9 +323,8 @@ class SplitCustomModel(SplitModel):
     def _whole_logits(self, vocabulary: int) -> Tensor:
         self._model.eval()
         try:
-            logits = self._model(self._tokens)
-        except Exception as error:  # custom code may raise anything
-            raise InputError(f"{self._name} returned a model that fails for tokens [b, t]: {_text(error)}") from error
+            with explain_errors(f"{self._name} returned a model that fails for tokens [b, t]"):
+                logits = self._model(self._tokens)
         finally:
             self._model.train()
         if not isinstance(logits, Tensor) or logits.shape != (*self._tokens.shape, vocabulary):
@@ -342,9 +343,8 @@ class SplitCustomModel(SplitModel):
             "skip children that are None or missing, and return one tensor [b, t, width]"
         )
         try:
-            outputs = part(x)
-        except Exception as error:  # custom code may raise anything
-            raise InputError(f"{explanation}: {_text(error)}") from error
+            with explain_errors(explanation):
+                outputs = part(x)
         finally:
             part.train()
         if not isinstance(outputs, Tensor) or outputs.shape[:-1] != self._tokens.shape:
@@ -359,10 +359,6 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     """
     scale = other[other.isfinite()].abs().median().nan_to_num()  # NaN if none is finite
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4 * scale.item())
-
-
-def _text(error: Exception) -> str:
-    return shorten_error(f"{type(error).__name__}: {error}")
 
 
 def _multiplications(module: nn.Module) -> int:
