@@ -36,7 +36,7 @@ class WorkerSettings(SharedSettings):
     builders: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(names), Field(validation_alias="ROLECALL_BUILDERS")
     ] = ()
-    """Comma-separated installed packages whose functions and classes jobs may name."""
+    """Comma-separated modules and packages, installed or on `PYTHONPATH`, that define what jobs may name."""
     data_roots: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(paths), Field(validation_alias="ROLECALL_DATA_ROOTS")
     ] = _DATA_ROOTS
