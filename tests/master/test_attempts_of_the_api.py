@@ -137,12 +137,12 @@ async def test_below_a_blob_url_the_limit_counts_each_blob_once_and_none_that_is
 async def test_a_manifest_that_nodes_could_not_read_is_refused(client: Client, given: dict[str, Any], why: str) -> None:
     """It would be in the answers to the nodes of the next attempts."""
     _, job, _ = await running(client)
-    body: dict[str, Any] = {"attempt": 1, "step": 1, "parts": [], "position": {}} | given
-    content = json.dumps(body).encode()
-    answer = await client.worker("POST", job, 1, "/attempts/1/checkpoints", content=content, headers=JSON)
+    path, body = "/attempts/1/checkpoints", dict[str, Any](attempt=1, step=1, parts=[], position={})
+    content = json.dumps({**body, **given}).encode()
+    answer = await client.worker("POST", job, 1, path, content=content, headers=JSON)
     assert why in json.dumps(check_problem(answer, 422))
-    deepest = body | {"position": {"x": json.loads("[" * 31 + "]" * 31)}}
-    assert (await client.worker("POST", job, 1, "/attempts/1/checkpoints", json=deepest)).status_code == 201
+    deepest = {**body, "position": {"x": json.loads("[" * 31 + "]" * 31)}}
+    assert (await client.worker("POST", job, 1, path, json=deepest)).status_code == 201
 
 
 async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> None:

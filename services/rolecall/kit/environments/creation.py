@@ -101,11 +101,12 @@ def check(environment: Environment) -> None:
 
 
 def _require_step(environment: Environment, made: Env | VectorEnv[Any, Any, Any]) -> None:
+    actions = cast("spaces.Space[Any]", made.action_space)
     # Many wrappers use their arguments only now.
     try:
         made.reset(seed=0)
-        made.action_space.seed(0)
-        made.step(made.action_space.sample())
+        actions.seed(0)
+        made.step(actions.sample())
     except MemoryError:
         raise
     except Exception as error:
