@@ -169,7 +169,7 @@ def test_a_diverged_job_does_not_end_the_sweep(monkeypatch: pytest.MonkeyPatch) 
     assert [len(one.runs) for one in planned] == [1, 1]
 
 
-def test_a_diverged_value_is_told_from_a_missing_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_diverged_value_differs_from_a_missing_one(capsys: pytest.CaptureFixture[str]) -> None:
     results = [ended(test_loss=None)], [ended("failed")], [ended(test_loss=0.5)]
     done = measured([("params.lr", (9, 8, 0.1))], *results)
     sweep._print(done, "test_loss", "lower", as_json=False)  # pyright: ignore[reportPrivateUsage]

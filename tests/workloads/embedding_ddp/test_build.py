@@ -12,6 +12,7 @@ from torch import nn
 from rolecall.kit.tables.batches import open_batches
 from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.build import Batch, Dataset, open_dataset, require_normalizable_shares
+from rolecall.workloads.embedding_ddp.model import DenseLayers
 from rolecall.workloads.embedding_ddp.params import Params
 
 from .tables import opened, params
@@ -102,7 +103,7 @@ def test_batch_norm_needs_two_rows_of_each_batch(
     batches = opened(tmp_path, params(many(tmp_path / "a.csv", rows))).batches
     shares = [len(share.rows) for rank in range(trainers) for share in batches.train(0, 0, rank, trainers)]
     assert (1 in shares) == (rows in (9, 11))
-    dense = nn.Sequential(nn.Linear(2, 4), layer)
+    dense = DenseLayers(nn.Sequential(nn.Linear(2, 4), layer, nn.Linear(4, 1)))
     with pytest.raises(InputError, match="change batch_size") if refused else nullcontext():
         require_normalizable_shares(dense, 2, batches, trainers)
 

@@ -101,7 +101,7 @@ def check(environment: Environment) -> None:
 
 
 def _require_step(environment: Environment, made: Env | VectorEnv[Any, Any, Any]) -> None:
-    actions = cast("spaces.Space[Any]", made.action_space)
+    actions = cast("spaces.Space[Any]", made.action_space)  # pyright: ignore[reportUnknownMemberType]
     # Many wrappers use their arguments only now.
     try:
         made.reset(seed=0)

@@ -128,7 +128,7 @@ def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
 
 
 def require_normalizable_shares(dense: nn.Module, inputs: int, batches: TableBatches, trainers: int) -> None:
-    """Raises `InputError` if a trainer gets a single row of a batch, which the layers' BatchNorm refuses."""
+    """Raises `InputError` if a trainer gets a single row of a batch, which the BatchNorm of `DenseLayers` refuses."""
     # SyncBatchNorm normalizes the rows of all trainers together.
     normalizes = any(isinstance(one, _BatchNorm) and not isinstance(one, nn.SyncBatchNorm) for one in dense.modules())
     if not normalizes or batches.least_rows >= 2 * trainers:
@@ -136,7 +136,7 @@ def require_normalizable_shares(dense: nn.Module, inputs: int, batches: TableBat
     weight = next(dense.parameters())
     try:  # It may normalize other dimensions as well, or not be trained.
         with torch.no_grad():
-            deepcopy(dense)(torch.zeros(1, inputs, dtype=weight.dtype, device=weight.device))
+            deepcopy(dense)(weight.new_zeros(1, inputs), weight.new_zeros(1, 0))
     except ValueError as error:
         raise InputError(
             f"the model contains BatchNorm, which needs 2 rows per trainer in each step, but the smallest batch can "
