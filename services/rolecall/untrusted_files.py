@@ -3,12 +3,13 @@
 import errno
 import os
 import stat
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 """Non-blocking, because opening a pipe would otherwise wait for its other end."""
+_Listing = AbstractContextManager[Iterator[os.DirEntry[str]]]
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -33,8 +34,9 @@ def walk(path: Path, access: int, *, follow_parent: bool = True) -> Generator[tu
     """Visit all files and folders below `path`, a folder after its content; `path` itself only if it is no folder.
 
     Yields a name, a descriptor of the folder that has it, and what the name is. Gives the user those of the rights
-    `access` that the mode of a folder denies to its owner. Follows no links, and keeps one descriptor at any depth.
-    Skips what can't be read. Raises `OSError` if `path.parent` can't be opened, or a process moves a folder meanwhile.
+    `access` that the mode of a folder denies to its owner. Follows no links, keeps one descriptor at any depth, and has
+    in memory only names of folders, not of files. Skips what can't be read. Raises `OSError` if `path.parent` can't be
+    opened, or a process moves a folder meanwhile.
     Pass `follow_parent=False` if a job can replace `path.parent` by a link.
     """
     outer: list[tuple[os.stat_result, list[str], str, os.stat_result]] = []
@@ -48,11 +50,15 @@ def walk(path: Path, access: int, *, follow_parent: bool = True) -> Generator[tu
                 except OSError:
                     continue
                 if stat.S_ISDIR(found.st_mode):
-                    with suppress(OSError):
-                        inner, inner_names = _enter(name, folder, access)
+                    try:
+                        inner, listing = _enter(name, folder, access)
+                    except OSError:
+                        pass
+                    else:
                         outer.append((os.fstat(folder), names, name, found))
                         os.close(folder)
-                        folder, names = inner, inner_names
+                        folder, names = inner, list[str]()
+                        yield from _visit(listing, folder, names)
                         continue
             else:
                 above = os.open("..", _FOLDER, dir_fd=folder)
@@ -85,13 +91,25 @@ def _open_folder(name: str, parent: int | None, access: int) -> int:
     return folder
 
 
-def _enter(name: str, parent: int, access: int) -> tuple[int, list[str]]:
-    """A descriptor of the folder `name` in `parent`, and the names in it."""
+def _visit(listing: _Listing, folder: int, folders: list[str]) -> Generator[tuple[str, int, os.stat_result]]:
+    """What `walk` yields for the files of a `folder`. Adds the names of its folders to `folders`."""
+    with suppress(OSError), listing as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(entry.name)
+                else:
+                    yield entry.name, folder, found
+
+
+def _enter(name: str, parent: int, access: int) -> tuple[int, _Listing]:
+    """A descriptor of the folder `name` in `parent`, and an iterator of what is in it."""
     folder = _open_folder(name, parent, access)
     try:
         listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
-            return folder, os.listdir(listed)
+            return folder, os.scandir(listed)  # It has a descriptor of its own.
         finally:
             os.close(listed)
     except OSError:

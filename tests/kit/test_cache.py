@@ -4,6 +4,8 @@
 import os
 import subprocess
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -41,6 +43,9 @@ def test_a_build_that_fails_leaves_nothing_to_be_taken_for_whole(tmp_path: Path)
     assert list(whole.iterdir()) == []
 
 
+ENTRY = (1 << 16) + 2 * 4096
+"""Size of an entry with a file of 64 KiB: its folder and its lock count as well."""
+
 USE = """
 import sys, time
 from pathlib import Path
@@ -73,15 +78,15 @@ def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path)
                 pass
             os.utime(folder / f"{key}.lock", (at, at))
         os.utime(folder / "used.lock", (0, 0))
-        assert evict(tmp_path, 3 << 16) == 0
-        assert evict(tmp_path, 2 << 16) == 1 << 16
+        assert evict(tmp_path, 3 * ENTRY) == 0
+        assert evict(tmp_path, 2 * ENTRY) == ENTRY
         assert {path.name for path in folder.iterdir()} == {"used", "used.lock", "newer", "newer.lock"}
-        assert evict(tmp_path, 1) == 1 << 16
+        assert evict(tmp_path, 1) == ENTRY
         assert {path.name for path in folder.iterdir()} == {"used", "used.lock"}
         worker.kill()
         worker.wait()
     assert evict(tmp_path, 0) == 0, "no limit"
-    assert evict(tmp_path, 1) == 1 << 16
+    assert evict(tmp_path, 1) == ENTRY
     assert not list(folder.iterdir())
 
 
@@ -99,9 +104,9 @@ def test_the_entries_of_all_owners_count_for_the_node(tmp_path: Path) -> None:
     alice, bob = (make_owner_folder(tmp_path, name, "job") for name in ("alice", "bob"))
     old = leave(alice / "text", "old", 1)
     ours = [leave(bob / "text", f"key{number}", 2 + number) for number in range(4)]
-    assert evict(alice, 5 << 16) == 0
-    assert evict_all(tmp_path, 5 << 16) == 0
-    assert evict_all(tmp_path, 3 << 16) == 2 << 16
+    assert evict(alice, 5 * ENTRY) == 0
+    assert evict_all(tmp_path, 5 * ENTRY) == 0
+    assert evict_all(tmp_path, 3 * ENTRY) == 2 * ENTRY
     assert [one.exists() for one in (old, *ours)] == [True, False, False, True, True]
     assert evict_all(tmp_path, 0) == 0, "no limit"
 
@@ -110,14 +115,14 @@ def test_the_entries_of_all_owners_count_for_the_node(tmp_path: Path) -> None:
 def test_an_owner_displaces_nobody_by_links_or_times_or_entries_in_use(tmp_path: Path) -> None:
     alice, mallory = (make_owner_folder(tmp_path, name, "job") for name in ("alice", "mallory"))
     kept = leave(alice / "text", "kept", 1)
-    evil = leave(mallory / "text", "evil", 4e9)
+    evil = leave(mallory / "text", "evil", 4e9, blocks=16)
     for number in range(100):
         os.link(evil / "numbers", evil / str(number))
-    assert evict_all(tmp_path, 3 << 16) == 0, "a file counts once, whatever its links"
+    assert evict_all(tmp_path, (16 << 16) + 2 * ENTRY) == 0, "a file counts once, whatever its links"
     with user(mallory / "text", "used"), user(mallory / "text", "used2"):
-        assert evict_all(tmp_path, 2 << 16) == 1 << 16
+        assert evict_all(tmp_path, 2 * ENTRY) > 15 << 16
         assert not evil.exists()
-        assert evict_all(tmp_path, 2 << 16) == 0, "mallory's entries in use exceed the limit"
+        assert evict_all(tmp_path, 2 * ENTRY) == 0, "mallory's entries in use exceed the limit"
     assert kept.exists()
 
 
@@ -140,14 +145,14 @@ def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:
     for _ in range(2):
         with user(tmp_path / "mine", "key"):
             pass
-        assert evict(tmp_path, 1) == 1 << 16
+        assert evict(tmp_path, 1) == ENTRY
 
 
 def test_a_draft_of_a_killed_builder_goes_too(tmp_path: Path) -> None:
     (tmp_path / "mine" / "key.draft").mkdir(parents=True)
     (tmp_path / "mine" / "key.draft" / "half").write_bytes(bytes(1 << 16))
     (tmp_path / "mine" / "key.lock").touch()
-    assert evict(tmp_path, 1) == 1 << 16
+    assert evict(tmp_path, 1) == ENTRY
     assert not list((tmp_path / "mine").iterdir())
 
 
@@ -160,7 +165,7 @@ def test_what_has_no_lock_file_is_evicted_in_its_turn(tmp_path: Path, name: str,
     if not is_file:
         placed.mkdir()
     (placed if is_file else placed / "numbers").write_bytes(bytes(1 << 16))
-    assert evict(tmp_path, 1 << 16) == 1 << 16
+    assert evict(tmp_path, ENTRY) == (1 << 16) + 4096 * (not is_file)
     assert kept.exists()
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"kept", "kept.lock"}
 
@@ -176,9 +181,48 @@ def test_what_is_no_entry_is_evicted_in_its_turn(tmp_path: Path, name: str, is_f
     placed = tmp_path / name
     (placed.parent if is_file else placed).mkdir(parents=True, exist_ok=True)
     (placed if is_file else placed / "numbers").write_bytes(bytes(1 << 16))
-    assert evict(tmp_path, 1 << 16) == 1 << 16
+    assert evict(tmp_path, ENTRY) == (1 << 16) + 4096 * (not is_file)
     assert kept.exists()
     assert not placed.exists()
+
+
+@pytest.mark.parametrize("place", [".", "kind", "kind/key", "kind/key.draft", "kind/a.b", "kind/key/sub"])
+@pytest.mark.parametrize("ending", ["", ".txt"])
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_empty_files_and_folders_are_evicted(
+    tmp_path: Path, place: str, ending: str, make: Callable[[Path], object]
+) -> None:
+    """They take no block, but inodes, and the time of each eviction."""
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    names = [tmp_path / place / f"{number}{ending}" for number in range(20)]
+    for name in names:
+        make(name)
+    assert evict(tmp_path, 20 * 4096 - 1, lambda: 4e9) >= 4096
+    assert not all(name.exists() for name in names)
+
+
+def test_an_empty_folder_in_which_a_build_can_start_stays(tmp_path: Path) -> None:
+    (tmp_path / "kind").mkdir()
+    assert evict(tmp_path, 1) == 0
+    assert (tmp_path / "kind").exists()
+    assert evict(tmp_path, 1, lambda: time.time() + 3600) == 4096
+    assert not (tmp_path / "kind").exists()
+
+
+@pytest.mark.parametrize("place", ["kind/key", "kind/a.b", "kind/key/sub"])
+@pytest.mark.parametrize("max_bytes", [1, 1 << 30])
+def test_the_files_of_an_entry_take_no_memory(tmp_path: Path, place: str, max_bytes: int) -> None:
+    """The node's daemon evicts: a job must not inflate it."""
+    (tmp_path / place).mkdir(parents=True)
+    for number in range(2000):
+        (tmp_path / place / f"{number:0200}").touch()
+    tracemalloc.start()
+    try:
+        evict(tmp_path, max_bytes)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / place).exists() == (max_bytes > 1)
 
 
 def test_of_the_cache_of_earlier_releases_only_the_entries_are_deleted(tmp_path: Path) -> None:
@@ -247,7 +291,7 @@ def test_an_entry_that_can_not_be_deleted_keeps_no_other(
         return delete(path, **options)
 
     monkeypatch.setattr(cache, "delete_tree", fail)
-    assert evict(tmp_path, 1) == 1 << 16
+    assert evict(tmp_path, 1) == ENTRY
     assert not (tmp_path / "mine/good").exists()
     (warning,) = caplog.messages
     assert warning == f"the eviction from the cache {tmp_path} had errors (2), first: stale file handle"
@@ -277,21 +321,21 @@ def test_a_link_that_replaces_a_folder_during_the_eviction_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """A job of the owner can be alive."""
-    cached, outside = tmp_path / "cache/kind", tmp_path / "outside"
+    cached, moved, outside = (tmp_path / name for name in ("cache/kind", "cache/moved", "outside"))
     for entry in (leave(cached, "key", 1), leave(outside, "key", 1)):
         entry.rename(entry.with_suffix(".draft"))
     (outside / "key.draft").chmod(0)
     do = getattr(cache, step)
 
     def swap_first(*arguments: object, **options: object) -> object:
-        if not cached.is_symlink():
-            cached.rename(tmp_path / "cache/moved")
+        if not moved.exists():
+            cached.rename(moved)
             cached.symlink_to(outside)
         return do(*arguments, **options)
 
     monkeypatch.setattr(cache, step, swap_first)
     evict(tmp_path / "cache", 1)
-    assert cached.is_symlink()
+    assert moved.exists()
     assert (outside / "key.draft").stat().st_mode & 0o777 == 0
     assert (outside / "key.draft/numbers").exists()
 
@@ -305,7 +349,7 @@ def test_what_stays_is_not_counted_as_evicted(
     newer = leave(tmp_path / "kind", "newer", 2)
     delete = cache.delete_tree
     monkeypatch.setattr(cache, "delete_tree", lambda path, **_: not path.name.startswith("stuck") and delete(path))
-    assert evict(tmp_path, 2 << 16) == 1 << 16
+    assert evict(tmp_path, 2 * ENTRY) == ENTRY
     assert not newer.exists()
     assert "had errors (2), first: " in caplog.text
     assert "can't be deleted" in caplog.text
@@ -323,7 +367,7 @@ def test_a_link_to_nothing_blocks_no_key(tmp_path: Path, name: str) -> None:
 def test_a_link_to_nothing_is_evicted(tmp_path: Path, name: str) -> None:
     leave(tmp_path / "kind", "newer", 4e9)
     (tmp_path / "kind" / name).symlink_to("/nowhere")
-    assert evict(tmp_path, 1) == 1 << 16
+    assert evict(tmp_path, 1) == ENTRY + 4096
     assert not os.listdir(tmp_path / "kind")
 
 

@@ -29,6 +29,10 @@ _LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
 _LIST = stat.S_IRUSR | stat.S_IXUSR
 _MAX_NAME_BYTES = 255
+_MIN_BYTES = 4096
+"""What a file or folder counts at least: an empty one takes no block, but an inode and the time of each eviction."""
+_EMPTY_FOLDER_S = 60
+"""Age at which an empty folder of a workload may go. A younger one can be that of a build that starts."""
 _RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
 _held_locks: dict[Path, int] = {}
 """File descriptors of this process's locks; never released, because the process may map an entry until it ends."""
@@ -38,11 +42,18 @@ _held_locks: dict[Path, int] = {}
 class Entry:
     """A cache entry, a draft that a failed build left, or a file or folder that is neither."""
 
-    path: Path
-    """The lock of an entry or a draft; anything else itself."""
+    folder: Path
+    name: str
+    """That of the lock of an entry or a draft; anything else has its own. A path for each would take much memory."""
     used_at: float
     size: int
     is_stray: bool = False
+    is_empty: bool = False
+    """True for the folder of a workload without entries."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
 
 
 def make_owner_folder(caches: Path, owner: str, job: str) -> Path:
@@ -67,9 +78,9 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     if "." in key:
         raise ValueError(f"the key {key!r} of a cache entry has a dot; use other characters")
     target = folder / key
-    folder.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         evict(folder.parent, read_worker().cache_bytes)
+    folder.mkdir(parents=True, exist_ok=True)  # The eviction deletes empty folders.
     while not _acquire_shared(target):
         # Never block on the exclusive lock: the process that built the entry holds the shared lock until it ends, and
         # it may be waiting for this process.
@@ -127,23 +138,28 @@ def _evict(place: Path, owners: list[Path], max_bytes: int, now: float) -> int:
     if not max_bytes:
         return 0
     failures: list[OSError] = []
-    entries: dict[Path, deque[Entry]] = {}
-    counted = set[tuple[int, int]]()
+    held: dict[Path, int] = {}
     for owner in owners:
         try:
-            entries[owner] = deque(sorted(_entries(owner, counted, now), key=lambda entry: entry.used_at))
+            held[owner] = sum(entry.size for entry in _entries(owner, now))
         except OSError as error:
             failures.append(error)
-    held = {owner: sum(entry.size for entry in found) for owner, found in entries.items()}
+    entries: dict[Path, deque[Entry]] = {}
+    if sum(held.values()) > max_bytes:  # Only then keep all entries in memory.
+        for owner in held:
+            try:
+                entries[owner] = deque(sorted(_entries(owner, now), key=lambda entry: entry.used_at))
+            except OSError as error:
+                failures.append(error)
+            else:
+                held[owner] = sum(entry.size for entry in entries[owner])
     share = max_bytes / max(1, sum(size > 0 for size in held.values()))
     excess, evicted = sum(held.values()) - max_bytes, 0
     while evicted < excess and (over := [owner for owner in entries if entries[owner] and held[owner] > share]):
         owner = max(over, key=lambda owner: held[owner])
         entry = entries[owner].popleft()
         try:
-            if entry.is_stray:
-                _delete(entry.path)
-            elif not _delete_unused(entry.path):
+            if not _delete_entry(entry):
                 continue
         except OSError as error:
             failures.append(error)
@@ -158,31 +174,53 @@ def _evict(place: Path, owners: list[Path], max_bytes: int, now: float) -> int:
     return evicted
 
 
-def _entries(cache: Path, counted: set[tuple[int, int]], now: float) -> Iterator[Entry]:
+def _entries(cache: Path, now: float) -> Iterator[Entry]:
     """All entries of an owner. Follows no links that a job may have created: the evicting node is not sandboxed.
 
     An entry without a lock file, which a job has deleted or never made, counts as used when it last changed; its
-    eviction makes the lock. What is not made by `build_once` counts alike, because it fills the disk as well. A file
-    with several links counts once: `counted` has the devices and inodes of the files so far. A job can set any time of
-    use, so a time after `now` counts as `now`.
+    eviction makes the lock. What is not made by `build_once` counts alike, because it fills the disk as well. A job can
+    set any time of use, so a time after `now` counts as `now`.
     """
-    give_access(cache)
-    folders = [folder for folder in cache.glob("*") if folder.is_dir() and not folder.is_symlink()]
-    for folder in folders:
-        give_access(folder)
-    paths = {path for folder in folders for path in folder.glob("*")}
-    locks = {lock for path in paths if _is_legal(lock := path.with_suffix(_LOCK))}
-    strays = {path for path in cache.glob("*") if path not in folders}
-    strays |= {path for path in paths if path.with_suffix(_LOCK) not in locks or path.suffix not in {"", _LOCK, _DRAFT}}
-    for lock in locks:
-        target, draft = lock.with_suffix(""), lock.with_suffix(_DRAFT)
+    for name in _names(cache):
+        folder = cache / name
         with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
-            witness = next((path for path in (lock, target, draft) if os.path.lexists(path)), lock)
-            size = sum(_disk_usage(path, counted) for path in (lock, target, draft))
-            yield Entry(lock, min(witness.lstat().st_mtime, now), size)
-    for path in strays:
-        with contextlib.suppress(OSError):
-            yield Entry(path, min(path.lstat().st_mtime, now), _disk_usage(path, counted), is_stray=True)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                yield Entry(cache, name, min(found.st_mtime, now), _disk_usage(folder), is_stray=True)
+                continue
+            is_empty = True
+            for below in _names(folder):
+                is_empty = False
+                with contextlib.suppress(OSError):
+                    yield from _entry(folder, below, now)
+            if is_empty and found.st_ctime < now - _EMPTY_FOLDER_S:
+                yield Entry(cache, name, min(found.st_mtime, now), _MIN_BYTES, is_empty=True)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """The names in a folder, one at a time; none if it is a link, missing or of another user."""
+    give_access(folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with os.scandir(descriptor) as found:
+                for entry in found:
+                    yield entry.name
+        finally:
+            os.close(descriptor)
+
+
+def _entry(folder: Path, name: str, now: float) -> Iterator[Entry]:
+    """The entry that has the file or folder `name`; none for the second and third name of an entry."""
+    path = folder / name
+    lock = path.with_suffix(_LOCK)
+    if path.suffix not in {"", _LOCK, _DRAFT} or not _is_legal(lock):
+        yield Entry(folder, name, min(path.lstat().st_mtime, now), _disk_usage(path), is_stray=True)
+        return
+    parts = (lock, lock.with_suffix(""), lock.with_suffix(_DRAFT))
+    if path == next((part for part in parts if os.path.lexists(part)), None):
+        used_at = min(path.lstat().st_mtime, now)
+        yield Entry(folder, lock.name, used_at, sum(_disk_usage(part) for part in parts))
 
 
 def _is_legal(lock: Path) -> bool:
@@ -190,15 +228,32 @@ def _is_legal(lock: Path) -> bool:
     return "." not in lock.stem and len(os.fsencode(lock.with_suffix(_DRAFT).name)) <= _MAX_NAME_BYTES
 
 
-def _disk_usage(path: Path, counted: set[tuple[int, int]]) -> int:
+def _disk_usage(path: Path) -> int:
+    """The bytes of the blocks of `path` and all below it, at least `_MIN_BYTES` for each name.
+
+    A file with several links counts once: each link has an equal share. That needs no memory of the files so far.
+    """
     size = 0
     # Other processes may delete files concurrently. A job must not hide files by the mode of their folder.
     with contextlib.suppress(OSError):
+        top = path.lstat()
+        if stat.S_ISDIR(top.st_mode):  # The walk leaves it out.
+            size += max(top.st_blocks * 512, _MIN_BYTES)
         for _, _, found in walk(path, _LIST, follow_parent=False):
-            if (found.st_dev, found.st_ino) not in counted:
-                counted.add((found.st_dev, found.st_ino))
-                size += found.st_blocks * 512
+            links = 1 if stat.S_ISDIR(found.st_mode) else max(1, found.st_nlink)
+            size += max(found.st_blocks * 512 // links, _MIN_BYTES)
     return size
+
+
+def _delete_entry(entry: Entry) -> bool:
+    """Returns False if the entry is in use. Raises `OSError` if a part stays."""
+    if entry.is_empty:
+        entry.path.rmdir()  # Only if it is still empty: a build can have begun in it.
+    elif entry.is_stray:
+        _delete(entry.path)
+    else:
+        return _delete_unused(entry.path)
+    return True
 
 
 def _delete_unused(lock: Path) -> bool:
