@@ -30,7 +30,7 @@ _LOCK, _DRAFT = ".lock", ".draft"
 _LIST = stat.S_IRUSR | stat.S_IXUSR
 _MAX_NAME_BYTES = 255
 _MIN_BYTES = 4096
-"""What a file or folder counts at least: an empty one takes no block, but an inode and the time of each eviction."""
+"""The least that a file or folder counts: an empty one takes no block, but an inode and time of each eviction."""
 _EMPTY_FOLDER_S = 60
 """Age at which an empty folder of a workload may go. A younger one can be that of a build that starts."""
 _RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
