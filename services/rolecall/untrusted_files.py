@@ -92,7 +92,7 @@ def _open_folder(name: str, parent: int | None, access: int) -> int:
 
 
 def _visit(listing: _Listing, folder: int, folders: list[str]) -> Generator[tuple[str, int, os.stat_result]]:
-    """What `walk` yields for the files of a `folder`. Adds the names of its folders to `folders`."""
+    """The files of a `folder`, as `walk` yields them. Adds the names of its folders to `folders`."""
     with suppress(OSError), listing as entries:
         for entry in entries:
             with suppress(OSError):
