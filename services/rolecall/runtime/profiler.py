@@ -79,7 +79,8 @@ class Profiler:
         """Called at the start of each step, while a profile is wanted."""
         if self._running is None:
             self._first = number
-            self._running = profile(activities=_activities(self._device))
+            # There is a single cycle. Otherwise, torch 2.11 warns that it keeps only the last one.
+            self._running = profile(activities=_activities(self._device), acc_events=True)
             self._running.start()
         elif self._first is not None and number - self._first >= self._wanted:
             self._finish(number - 1)
