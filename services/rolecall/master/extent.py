@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, cast
 
 from rolecall.master.field_errors import FieldError, field_error
+from rolecall.spec.bounds import is_text
 
 MAX_VALUES = 50_000
 """The maximum number of values at all depths; 1 MiB of text could contain ten times as many."""
@@ -39,7 +40,7 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
             yield field_error(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
         entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, entry in entries:
-            if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
+            if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
                 yield field_error(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS:,} characters")
             if isinstance(entry, dict | list):
@@ -51,20 +52,13 @@ def _errors_of(params: Mapping[str, Any]) -> Iterator[FieldError]:
 
 def _flaw(value: Any) -> tuple[str, str] | None:
     """The error of a single value, and the valid values."""
-    if isinstance(value, str) and not _is_text(value):
+    if isinstance(value, str) and not is_text(value):
         return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):
         return "it is not finite", "a number; leave the field out, or use null, for none"
     if isinstance(value, int) and value not in _INTEGERS:
         return "it does not fit into 64 bits", "an integer from -2^63 to 2^64 - 1"
     return None
-
-
-def _is_text(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _name(path: _Path) -> str:

@@ -50,6 +50,14 @@ AwareMoment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterVali
 """The same for input from users, which must have a time zone."""
 
 
+def is_text(value: str) -> bool:
+    """False if it has half of a surrogate pair, which JSON can contain, but which is not a character."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def storable(text: str) -> str:
     """`text` without null characters and lone surrogates, which PostgreSQL and UTF-8 can't represent."""
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

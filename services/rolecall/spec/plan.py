@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, Text, at_most
+from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, Text, at_most, is_text
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -86,7 +86,7 @@ class CheckpointPart(Value):
 def _check_extent(position: dict[str, Any]) -> dict[str, Any]:
     if _is_deeper(position, _POSITION_LEVELS):
         raise ValueError(f"it is nested too deeply; at most {_POSITION_LEVELS} levels are allowed")
-    if not _is_text(json.dumps(position, ensure_ascii=False)):
+    if not is_text(json.dumps(position, ensure_ascii=False)):
         raise ValueError("it has half of a surrogate pair, which is not a character")
     if (size := len(json.dumps(position))) > _POSITION_CHARS:
         raise ValueError(
@@ -101,13 +101,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
         return False
     inner = cast(Collection[Any], value.values() if isinstance(value, dict) else value)
     return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 class CheckpointManifest(Value):

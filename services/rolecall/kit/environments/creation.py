@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from rolecall.kit.builders import find_allowed, import_allowed, shorten_error
+from rolecall.kit.builders import explain_errors, find_allowed, import_allowed, shorten_error
 from rolecall.kit.data_access import read_access
 from rolecall.kit.environments import legacy_gym
 from rolecall.kit.environments.params import Environment, Wrapper
@@ -101,18 +101,14 @@ def check(environment: Environment) -> None:
 
 
 def _require_step(environment: Environment, made: Env | VectorEnv[Any, Any, Any]) -> None:
+    wrappers = [wrapper.entry_point for wrapper in environment.wrappers]
+    remedy = f"check the arguments of its wrappers: {', '.join(wrappers)}" if wrappers else "check its arguments"
     actions = cast("spaces.Space[Any]", made.action_space)  # pyright: ignore[reportUnknownMemberType]
     # Many wrappers use their arguments only now.
-    try:
+    with explain_errors(f"the environment {environment.id!r} fails in a step", remedy):
         made.reset(seed=0)
         actions.seed(0)
         made.step(actions.sample())
-    except MemoryError:
-        raise
-    except Exception as error:
-        wrappers = [wrapper.entry_point for wrapper in environment.wrappers]
-        remedy = f"check the arguments of its wrappers: {', '.join(wrappers)}" if wrappers else "check its arguments"
-        raise InputError(f"the environment {environment.id!r} fails in a step: {_shown(error)}; {remedy}") from error
 
 
 def reward_threshold(environment: Environment) -> float:

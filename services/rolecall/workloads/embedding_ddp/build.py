@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rolecall.kit import InputError, counted
-from rolecall.kit.builders import build, shorten_error
+from rolecall.kit.builders import build, explain_errors
 from rolecall.kit.optimizers import sparse_optimizer
 from rolecall.kit.parameter_server import ShardedModule, fill_standard_normal, sharded_embedding
 from rolecall.kit.precision import weight_dtype
@@ -117,12 +117,8 @@ def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
         return DenseLayers(MLP(inputs, params.hidden, params.dropout, classes or 1), classes)
     sizes = (inputs, classes) if classes else (inputs,)
     own = DenseLayers(build(params.model, *sizes), classes)
-    try:
-        with torch.no_grad():
-            own.eval()(torch.zeros(2, inputs), torch.zeros(2, 0))
-    except (RuntimeError, ValueError) as error:
-        reason = shorten_error(str(error))
-        raise InputError(f"{params.model.builder} doesn't fit rows of {inputs} inputs: {reason}") from error
+    with torch.no_grad(), explain_errors(f"{params.model.builder} doesn't fit rows of {inputs} inputs"):
+        own.eval()(torch.zeros(2, inputs), torch.zeros(2, 0))
     own.train()
     return own
 

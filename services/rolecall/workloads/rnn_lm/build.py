@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit import InputError
-from rolecall.kit.builders import build
+from rolecall.kit.builders import build, explain_errors
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.parameter_server import (
@@ -42,7 +42,7 @@ def make_recurrent(params: Params) -> nn.Module:
             lstm.dropout.p = 0.0  # the servers drop values of its inputs and outputs
         return lstm
     own = build(params.model, params.embedding_dim, params.hidden_dim)
-    with torch.no_grad():
+    with torch.no_grad(), explain_errors(f"{params.model.builder} fails for vectors [1, 1, {params.embedding_dim}]"):
         given = own(torch.zeros(1, 1, params.embedding_dim), None)
     match given:
         case (Tensor() as hidden, tuple() as state):
